@@ -1,0 +1,25 @@
+// Live-object counters: a leak fails a test. Every type that owns memory or a handle across frames carries a Live<>.
+#pragma once
+#include <atomic>
+
+namespace edgeyolo {
+
+struct LiveCounters {
+    std::atomic<long> postprocessors{0};
+    std::atomic<long> workspaces{0};
+};
+inline LiveCounters& live() {
+    static LiveCounters counters;
+    return counters;
+}
+
+// A member that counts its owner in one counter. Copies and moves count as objects of their own.
+template <std::atomic<long> LiveCounters::* Counter>
+struct Live {
+    Live() noexcept { ++(live().*Counter); }
+    Live(const Live&) noexcept : Live() {}
+    Live& operator=(const Live&) noexcept { return *this; }
+    ~Live() { --(live().*Counter); }
+};
+
+}  // namespace edgeyolo

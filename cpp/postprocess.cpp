@@ -1,0 +1,64 @@
+#include "postprocess.hpp"
+
+#include <cmath>
+#include "error.hpp"
+
+namespace edgeyolo {
+
+Postprocessor::Postprocessor(Options options) : options_(std::move(options)) {
+    // The negated form refuses NaN too.
+    check(options_.conf >= 0.f && options_.conf <= 1.f,
+          "conf must be between 0 and 1, found " + std::to_string(options_.conf));
+    check(options_.iou >= 0.f && options_.iou <= 1.f,
+          "iou must be between 0 and 1, found " + std::to_string(options_.iou));
+    check(options_.max_det >= 1, "max_det must be at least 1, found " + std::to_string(options_.max_det));
+}
+
+Postprocessor::Lease Postprocessor::take() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!free_.empty()) {
+            Lease workspace = std::move(free_.back());
+            free_.pop_back();
+            return workspace;
+        }
+    }
+    return std::make_unique<Workspace>();
+}
+
+void Postprocessor::give_back(Lease workspace) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(workspace));
+}
+
+Postprocessor::Lease Postprocessor::run(const float* data, const Head& head, const Letterbox& geometry, Isa isa) {
+    check(options_.allowed.empty() || options_.allowed.size() == static_cast<std::size_t>(head.classes),
+          "the class filter was made for another number of classes than the network's output has");
+    Lease workspace = take();
+    DecodeParams params{options_.conf, options_.allowed.empty() ? nullptr : options_.allowed.data()};
+    decode(data, head, params, workspace->candidates, isa);
+
+    const Candidates& found = workspace->candidates;
+    Results& results = workspace->results;
+    results.boxes.clear();
+    results.scores.clear();
+    results.class_ids.clear();
+    const auto keep = [&](std::size_t i) {
+        const float box[] = {found.x1[i], found.y1[i], found.x2[i], found.y2[i]};
+        results.boxes.insert(results.boxes.end(), box, box + 4);
+        results.scores.push_back(found.score[i]);
+        results.class_ids.push_back(found.class_id[i]);
+    };
+    if (head.kind == HeadKind::end2end) {
+        // The network has suppressed and ordered them already.
+        const auto limit = static_cast<std::size_t>(options_.max_det);
+        for (std::size_t i = 0; i < found.size() && i < limit; ++i) keep(i);
+    } else {
+        const NmsParams nms{options_.iou, options_.max_det, options_.agnostic};
+        for (const std::int32_t i : workspace->nms.run(found, nms, isa)) keep(static_cast<std::size_t>(i));
+    }
+    to_source(geometry, results.boxes.data(), static_cast<int>(results.size()));
+    return workspace;
+}
+
+}  // namespace edgeyolo
