@@ -1,7 +1,9 @@
 // From the network's output to candidate boxes in input pixels.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
+#include "box_math.hpp"
 #include "simd.hpp"
 
 namespace edgeyolo {
@@ -19,27 +21,31 @@ struct Head {
     int rows = 0;     // A, or N for end2end
     int classes = 0;  // nc
 };
-// Number of floats that one picture's output holds.
+// Number of floats that one picture's output holds. Throws InvalidInput for negative rows or less than one class.
 std::size_t element_count(const Head& head);
 
 struct DecodeParams {
-    float conf = 0.25f;                           // a candidate's score is strictly above it, as Ultralytics has it
-    const std::uint8_t* allowed = nullptr;        // per class, 0 = dropped; nullptr = all. Applied to the best class.
+    float conf = 0.25f;  // in [0, 1]; a candidate's score is strictly above it, as Ultralytics has it
+    const std::uint8_t* allowed = nullptr;  // per class, 0 = dropped; nullptr = all. Applied to the best class.
 };
 
 // Candidates as columns, in the order of their anchors. Memory is kept from frame to frame.
 struct Candidates {
-    std::vector<float> x1, y1, x2, y2, score;     // input pixels; score in (conf, 1]
+    std::vector<float> x1, y1, x2, y2, score;  // input pixels; score in (conf, 1]
     std::vector<std::int32_t> class_id;
-    std::vector<std::int32_t> index;              // row of the head
+    std::vector<std::int32_t> index;  // row of the head
     std::size_t size() const { return score.size(); }
+    Box box(std::size_t i) const { return {x1[i], y1[i], x2[i], y2[i]}; }
     void clear();
-    void push(float left, float top, float right, float bottom, float confidence, std::int32_t cls, std::int32_t row);
+    void push(const Box& box, float confidence, std::int32_t cls, std::int32_t row);
 };
 
-// Fills `out` with every anchor whose best class score is above conf: one class per anchor, the lowest class id on a tie.
-// A NaN class score counts as no score; an anchor with an infinite score or a box that is not finite is dropped;
-// an end2end row whose class is not an integer in [0, nc) is dropped.
+// Fills `out` with every anchor whose best class score is above conf: one class per anchor, the lowest class id on a
+// tie. A NaN class score counts as no score; an anchor whose best score is infinite or whose box is not finite is
+// dropped; an end2end row whose class is not an integer in [0, nc) is dropped. yolov5: an objectness that is not above
+// conf drops the anchor, as in YOLOv5 itself. For probabilities this changes nothing, since the product cannot be above
+// its objectness. The tie is that of the rounded products. data: element_count(head) floats. Throws InvalidInput as
+// element_count() does. Every Isa gives the same bits.
 void decode(const float* data, const Head& head, const DecodeParams& params, Candidates& out, Isa isa);
 
 }  // namespace edgeyolo

@@ -13,7 +13,13 @@ struct Size {
 };
 
 // The order of the channels in memory.
-enum class PixelFormat { bgr, rgb, gray, bgra, rgba };
+enum class PixelFormat {
+    bgr,
+    rgb,
+    gray,
+    bgra,
+    rgba
+};
 
 constexpr int channels(PixelFormat format) {
     return format == PixelFormat::gray ? 1 : format == PixelFormat::bgra || format == PixelFormat::rgba ? 4 : 3;

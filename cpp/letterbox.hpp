@@ -1,10 +1,13 @@
 // Letterbox: fit a picture into the network's input without changing its aspect ratio, and the way back for boxes.
 //
-// Geometry as Ultralytics' LetterBox(auto=False, center=True, scaleup=True): scale r = min(H/h, W/w), the resized picture
-// round(w*r) x round(h*r) (half to even, at least 1), left = round((W - rw)/2 - 0.1), top alike. Border value 114.
-// Resampling as OpenCV's INTER_LINEAR on uint8, byte for byte: 11-bit fixed point, the exact 2:1 case as an area mean.
+// Geometry as Ultralytics' LetterBox(auto=False, center=True, scaleup=True): scale r = min(H/h, W/w), the resized
+// picture round(w*r) x round(h*r) (half to even, at least 1), left = round((W - rw)/2 - 0.1), top alike. Border value
+// 114. Resampling as OpenCV's INTER_LINEAR on uint8, byte for byte: 11-bit fixed point, the exact 2:1 case as an area
+// mean.
 #pragma once
+#include <memory>
 #include "image.hpp"
+#include "live.hpp"
 #include "simd.hpp"
 
 namespace edgeyolo {
@@ -29,13 +32,28 @@ Letterbox fit(Size source, Size target);
 // boxes: count x 4 floats, xyxy, changed in place. A NaN coordinate becomes 0.
 void to_source(const Letterbox& geometry, float* boxes, int count);
 
-// Scratch memory of one letterbox call, reused from frame to frame: no allocation while sizes stay the same.
-// One workspace serves one thread at a time.
-class LetterboxWorkspace;
+// Scratch memory and the plan of one geometry, kept from frame to frame: no allocation while sizes stay the same.
+// It holds a few rows, never a picture. One workspace serves one thread at a time.
+class LetterboxWorkspace {
+public:
+    LetterboxWorkspace();
+    ~LetterboxWorkspace();
+    LetterboxWorkspace(const LetterboxWorkspace&) = delete;
+    LetterboxWorkspace& operator=(const LetterboxWorkspace&) = delete;
 
-// Picture -> float32 RGB planes in [0, 1] (value / 255), channels x height x width, the whole target written, border included.
-// `planes` holds 3 * target.width * target.height floats. Grey is repeated into the three planes, alpha is dropped.
-// Every Isa writes the same bits.
-void letterbox(const ImageView& image, const Letterbox& geometry, float* planes, LetterboxWorkspace& workspace, Isa isa);
+    struct State;  // known to letterbox.cpp alone
+    State& state() { return *state_; }
+
+private:
+    std::unique_ptr<State> state_;
+    Live<&LiveCounters::letterbox_workspaces> live_;
+};
+
+// Picture -> float32 RGB planes in [0, 1] (value / 255), channels x height x width, the whole target written, border
+// included. `planes` holds 3 * target.width * target.height floats. Grey is repeated into the three planes, alpha is
+// dropped. Every Isa writes the same bits. Nothing outside the view's colour bytes is read. Throws InvalidInput for a
+// null pointer, a geometry that was not made for this image, or an Isa that this build lacks.
+void letterbox(const ImageView& image, const Letterbox& geometry, float* planes, LetterboxWorkspace& workspace,
+               Isa isa);
 
 }  // namespace edgeyolo

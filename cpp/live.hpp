@@ -5,6 +5,7 @@
 namespace edgeyolo {
 
 struct LiveCounters {
+    std::atomic<long> letterbox_workspaces{0};
     std::atomic<long> postprocessors{0};
     std::atomic<long> workspaces{0};
 };

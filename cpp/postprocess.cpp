@@ -1,6 +1,5 @@
 #include "postprocess.hpp"
 
-#include <cmath>
 #include "error.hpp"
 
 namespace edgeyolo {
@@ -9,32 +8,14 @@ Postprocessor::Postprocessor(Options options) : options_(std::move(options)) {
     // The negated form refuses NaN too.
     check(options_.conf >= 0.f && options_.conf <= 1.f,
           "conf must be between 0 and 1, found " + std::to_string(options_.conf));
-    check(options_.iou >= 0.f && options_.iou <= 1.f,
-          "iou must be between 0 and 1, found " + std::to_string(options_.iou));
+    check(options_.iou >= 0 && options_.iou <= 1, "iou must be between 0 and 1, found " + std::to_string(options_.iou));
     check(options_.max_det >= 1, "max_det must be at least 1, found " + std::to_string(options_.max_det));
-}
-
-Postprocessor::Lease Postprocessor::take() {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!free_.empty()) {
-            Lease workspace = std::move(free_.back());
-            free_.pop_back();
-            return workspace;
-        }
-    }
-    return std::make_unique<Workspace>();
-}
-
-void Postprocessor::give_back(Lease workspace) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(std::move(workspace));
 }
 
 Postprocessor::Lease Postprocessor::run(const float* data, const Head& head, const Letterbox& geometry, Isa isa) {
     check(options_.allowed.empty() || options_.allowed.size() == static_cast<std::size_t>(head.classes),
           "the class filter was made for another number of classes than the network's output has");
-    Lease workspace = take();
+    Lease workspace = pool_.take();
     DecodeParams params{options_.conf, options_.allowed.empty() ? nullptr : options_.allowed.data()};
     decode(data, head, params, workspace->candidates, isa);
 

@@ -1,12 +1,11 @@
 // The CPU's half of a frame after the network: decode > nms > back to the picture's pixels.
 #pragma once
-#include <memory>
-#include <mutex>
 #include <vector>
 #include "decode.hpp"
 #include "letterbox.hpp"
 #include "live.hpp"
 #include "nms.hpp"
+#include "pool.hpp"
 
 namespace edgeyolo {
 
@@ -18,12 +17,12 @@ struct Results {
     std::size_t size() const { return scores.size(); }
 };
 
-// Any number of threads may call run() at once: each takes a workspace of its own from a free list, and gives it back.
+// Any number of threads may call run() at once: each works in a workspace of its own.
 class Postprocessor {
 public:
     struct Options {
         float conf = 0.25f;
-        float iou = 0.7f;
+        double iou = 0.7;
         int max_det = 300;
         bool agnostic = false;
         std::vector<std::uint8_t> allowed;  // per class; empty = all
@@ -35,22 +34,19 @@ public:
         Results results;
         Live<&LiveCounters::workspaces> live;
     };
-    using Lease = std::unique_ptr<Workspace>;
+    using Lease = Pool<Workspace>::Lease;
 
     // Throws InvalidInput for a threshold outside [0, 1] or max_det below 1.
     explicit Postprocessor(Options options);
 
-    // Throws InvalidInput when `allowed` does not fit the head's classes.
+    // The results are in the lease's workspace and valid while it lives. Throws InvalidInput when `allowed` does not
+    // fit the head's classes.
     Lease run(const float* data, const Head& head, const Letterbox& geometry, Isa isa);
-    void give_back(Lease workspace);
     const Options& options() const { return options_; }
 
 private:
-    Lease take();
-
     Options options_;
-    std::mutex mutex_;
-    std::vector<Lease> free_;
+    Pool<Workspace> pool_;
     Live<&LiveCounters::postprocessors> live_;
 };
 

@@ -5,7 +5,11 @@
 
 namespace edgeyolo {
 
-enum class Isa { scalar, avx2, neon };
+enum class Isa {
+    scalar,
+    avx2,
+    neon
+};
 
 // The best instruction set of this machine.
 Isa best_isa();

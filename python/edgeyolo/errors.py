@@ -16,7 +16,7 @@ class EdgeYoloError(Exception):
     """Every error that edgeyolo raises on purpose."""
 
 
-class InvalidInput(EdgeYoloError, ValueError):
+class InvalidInput(EdgeYoloError, ValueError):  # noqa: N818
     """The caller handed in something that cannot be used: an image, a threshold, an option."""
 
 

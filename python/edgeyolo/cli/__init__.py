@@ -1,0 +1,138 @@
+"""The command line: `edgeyolo detect | info | bench | doctor | demo`.
+
+Exit codes: 0 fine; 1 something failed (a file, a check, the model) or the run was interrupted; 2 wrong usage.
+An error is one line on stderr, `edgeyolo: error: ...`; `--debug` adds the traceback.
+This package imports nothing heavy: each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+from ..errors import EdgeYoloError, InvalidInput
+from . import bench, demo, detect, doctor, info
+from .options import UsageError
+from .output import complain
+
+__all__ = ["main"]
+
+OK, FAILED, WRONG_USAGE = 0, 1, 2
+
+EPILOG = """\
+exit codes: 0 fine; 1 something failed (a file, a check) or the run was
+interrupted; 2 wrong usage
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; prints errors itself and never raises for them."""
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the help, the version, or the error
+        return stop.code if isinstance(stop.code, int) else WRONG_USAGE
+    try:
+        with terminate_as_interrupt():
+            code: int = args.run(args)
+            sys.stdout.flush()
+        return code
+    except (UsageError, InvalidInput) as error:
+        return report(error, WRONG_USAGE, args.debug)
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python flushes stdout once more at exit: give it a place to go.
+        abandon_stdout()
+        return FAILED
+    except (EdgeYoloError, OSError) as error:
+        return report(error, FAILED, args.debug)
+    except KeyboardInterrupt as error:
+        return report(error, FAILED, args.debug, "interrupted; what was finished until then is kept")
+    except Exception as error:
+        hint = "" if args.debug else " (unexpected: run again with --debug and report the traceback)"
+        return report(error, FAILED, args.debug, f"{type(error).__name__}: {error}{hint}")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with the error in one line, instead of after a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message} (see `{self.prog} --help`)")
+        raise SystemExit(WRONG_USAGE)
+
+
+class ShowVersion(argparse.Action):
+    """Reads the version only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from .. import __version__
+
+        print(f"edgeyolo {__version__}")
+        parser.exit(OK)
+
+
+def build_parser() -> Parser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        prog="edgeyolo",
+        description="YOLO models in camera applications: detect, look into models, time them.",
+        epilog=EPILOG,
+        formatter_class=formatter,
+    )
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (detect, info, bench, doctor, demo):
+        name = module.__name__.rpartition(".")[2]
+        summary, _, details = (module.__doc__ or "").partition("\n")
+        command = commands.add_parser(name, help=summary.rstrip("."), description=summary, formatter_class=formatter)
+        command.epilog = details.strip() or None
+        # SUPPRESS: the copy after the command must not undo `edgeyolo --debug COMMAND`.
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def report(error: BaseException, code: int, debug: bool, message: str | None = None) -> int:
+    if debug:
+        traceback.print_exception(error)
+    complain(message or describe(error))
+    return code
+
+
+def describe(error: BaseException) -> str:
+    """The error's own words in one line; the file's name first where the operating system raised it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+@contextlib.contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM (`kill`, `systemctl stop`, `timeout`) ends a run as Ctrl-C does: files are finished first."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def abandon_stdout() -> None:
+    with contextlib.suppress(OSError, ValueError):  # no file descriptor: nothing will be flushed into the pipe
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,169 @@
+"""Time a model here: each stage, paced like a camera and back to back.
+
+Back to back shows throughput. Paced (--fps) shows the latency that a camera
+sees: between two frames the processor goes idle, its clock and caches cool
+down, and the same frame takes longer. `late` counts the frames that were not
+done when the next one was due. p50 is the median; 99 of 100 frames are faster
+than p99.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInput, SourceError
+from .options import add_device, add_imgsz, add_json, height_width, positive
+from .output import printable, say, table
+
+if TYPE_CHECKING:
+    from ..detector import Detector
+    from .files import Image
+
+STAGES = ("letterbox", "network", "postprocess", "total")
+WARM_UP = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="an .onnx file")
+    picture = parser.add_mutually_exclusive_group()
+    picture.add_argument("--source", metavar="IMAGE", help="a picture to run on")
+    text = "random pixels of this size (default 720x1280)"
+    picture.add_argument("--size", type=height_width, default=(720, 1280), metavar="HxW", help=text)
+    parser.add_argument("--frames", type=positive(int), default=200, metavar="N", help="of each way (default 200)")
+    parser.add_argument("--fps", type=positive(float), default=30.0, metavar="F", help="pace of a camera (default 30)")
+    add_imgsz(parser)
+    add_device(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import edgeyolo
+
+    image = read_picture(args.source) if args.source else random_picture(*args.size)
+    with edgeyolo.load(args.model, device=args.device, imgsz=args.imgsz) as detector:
+        for _ in range(WARM_UP):
+            found = detector(image)
+        if sys.stderr.isatty():
+            # No progress bar: drawing it would take part in what is measured.
+            say(f"running for {args.frames / args.fps:.0f} s paced, then back to back ...", sys.stderr)
+        paced, late, _ = measure(detector, image, args.frames, 1.0 / args.fps)
+        unpaced, _, seconds = measure(detector, image, args.frames, 0.0)
+        facts = detector.info()
+    report = {
+        "schema": "edgeyolo.bench/1",
+        "model": args.model,
+        "picture": {
+            "source": args.source or "random pixels",
+            "height": image.shape[0],
+            "width": image.shape[1],
+            "objects": len(found),
+        },
+        "frames": args.frames,
+        "paced": {"fps": args.fps, "late": late, "milliseconds": paced},
+        "back_to_back": {"frames_per_second": args.frames / seconds, "milliseconds": unpaced},
+        "machine": machine(),
+        "detector": facts,
+    }
+    if args.json:
+        say(json.dumps(report, indent=2, default=str))
+    else:
+        show(report)
+    return 0
+
+
+def measure(
+    detector: Detector, image: Image, frames: int, period: float
+) -> tuple[dict[str, dict[str, float]], int, float]:
+    """Runs `frames` times, every `period` seconds (0: at once). Returns percentiles, late frames, seconds in all."""
+    import numpy as np
+
+    samples = np.zeros((frames, len(STAGES)))
+    late = 0
+    started = time.perf_counter()
+    for index in range(frames):
+        due = started + index * period
+        if (rest := due - time.perf_counter()) > 0:
+            time.sleep(rest)  # not spinning: the processor must be able to idle, as between a camera's frames
+        timings = detector(image, timings=True).timings
+        assert timings is not None
+        samples[index] = [timings[stage] for stage in STAGES]
+        late += period > 0 and time.perf_counter() > due + period
+    seconds = time.perf_counter() - started
+    p50, p99 = np.percentile(samples, (50, 99), axis=0)
+    return {stage: {"p50": p50[i], "p99": p99[i]} for i, stage in enumerate(STAGES)}, late, seconds
+
+
+def read_picture(path: str) -> Image:
+    import edgeyolo
+
+    with edgeyolo.open(path) as source:
+        for frame in source:
+            if frame.image is None:
+                raise frame.error or SourceError(f"{path}: no picture")
+            return frame.image
+    raise InvalidInput(f"--source {path}: expected a picture, found none")
+
+
+def random_picture(height: int, width: int) -> Image:
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import edgeyolo
+
+    versions = {"edgeyolo": edgeyolo.__version__, "python": platform.python_version()}
+    for name in ("numpy", "onnxruntime", "onnxruntime-gpu"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"processor": processor(), "cores": usable_cores(), "system": platform.platform(), "versions": versions}
+
+
+def processor() -> str:
+    """The processor's name; on ARM boards the board's, which says more than the core."""
+    for path, key in (("/proc/device-tree/model", ""), ("/proc/cpuinfo", "model name")):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except OSError:
+            continue
+        if not key:
+            return text.strip("\0 \n")
+        for entry in text.splitlines():
+            if entry.startswith(key):
+                return entry.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def show(report: dict[str, Any]) -> None:
+    paced, unpaced, picture = report["paced"], report["back_to_back"], report["picture"]
+    rows = [
+        (stage, *(f"{way['milliseconds'][stage][p]:.2f}" for way in (paced, unpaced) for p in ("p50", "p99")))
+        for stage in STAGES
+    ]
+    size = f"{picture['width']}x{picture['height']}"
+    say(printable(f"{report['model']} on {picture['source']}, {size}, {picture['objects']} objects found"))
+    say(f"milliseconds, {report['frames']} frames paced at {paced['fps']:g} a second, as many back to back")
+    table(("stage", "paced p50", "p99", "back to back p50", "p99"), rows, right=(1, 2, 3, 4))
+    say(f"throughput  {unpaced['frames_per_second']:.1f} frames a second, one after another")
+    say(f"late        {paced['late']} of {report['frames']} paced frames took more than {1000 / paced['fps']:.1f} ms")
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    say(f"machine     {machine['processor']}, {machine['cores']} cores, {machine['system']}")
+    say(f"versions    {versions}")

@@ -1,0 +1,129 @@
+"""Find objects in pictures, folders, videos or cameras.
+
+One line per picture on stdout. A file that cannot be read has a line of its
+own, the run goes on, and the exit code is 1. Ctrl-C ends a run early: each file
+that was written until then is kept and is whole.
+
+The document of --json (with "-" on stdout; the lines then go to stderr):
+  schema: "edgeyolo.detect/1"; edgeyolo: its version; model: path;
+  names: {id: name}; settings: {conf, iou, max_det, classes, agnostic};
+  frames: a list of {source, path, index, timestamp in seconds or null} with
+    either error: a sentence,
+    or image_size: [width, height], timings_ms: {stage: milliseconds},
+       detections: a list of {box: [x1, y1, x2, y2] in pixels of the picture,
+       score, class_id, name};
+  complete: false when the run was interrupted.
+
+Label files of --txt have one line per object, `class cx cy w h conf`, the box
+as shares of the picture's width and height. Those of a video are numbered by
+the frames of the saved video, from 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SourceError
+from ..video import redacted
+from .files import JsonDocument
+from .options import UsageError, add_device, add_imgsz, class_key, fraction, positive, usable_folder
+from .output import Progress, progress
+from .results import Keeper, ResultFolder
+from .window import Window
+
+if TYPE_CHECKING:
+    from ..detector import Detector
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("sources", nargs="+", metavar="SOURCE", help="picture, folder, glob, video, camera (0, /dev/video0) or address")
+    add("--model", metavar="FILE", help="an .onnx file (default: the traffic signs that ship with edgeyolo)")
+    add("--conf", type=fraction, default=0.25, metavar="C", help="a box's score is above it (default 0.25)")
+    add("--iou", type=fraction, default=0.7, metavar="U", help="boxes that overlap more are one (default 0.7)")
+    add("--max-det", type=positive(int), default=300, metavar="N", help="boxes per picture at most (default 300)")
+    add("--classes", nargs="+", type=class_key, metavar="CLASS", help="report these ids or names only (give it last)")
+    add("--agnostic", action="store_true", help="boxes of different classes suppress each other too")
+    add_imgsz(parser)
+    add_device(parser)
+    add("--save", type=usable_folder, metavar="DIR", help="write the drawn pictures and videos there")
+    add("--txt", action="store_true", help="write label files beside the saved pictures")
+    add("--json", metavar="FILE", help="write every result into one JSON document (- for stdout)")
+    add("--show", action="store_true", help="show each picture in a window; q or Escape ends the run")
+    add("--quiet", "-q", action="store_true", help="no line for what could be read, only for errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    import edgeyolo
+
+    check_usage(args)
+    model = args.model or edgeyolo.demo_model()
+    options = {name: getattr(args, name) for name in ("conf", "iou", "max_det", "classes", "agnostic")}
+    with contextlib.ExitStack() as stack:
+        detector = stack.enter_context(edgeyolo.load(model, device=args.device, imgsz=args.imgsz, **options))
+        document = None
+        if args.json:
+            head = {
+                "schema": "edgeyolo.detect/1",
+                "edgeyolo": edgeyolo.__version__,
+                "model": model,
+                "names": {str(key): name for key, name in detector.names.items()},
+                "settings": options,
+            }
+            document = stack.enter_context(JsonDocument(None if args.json == "-" else Path(args.json), head))
+        keeper = Keeper(
+            Progress(sys.stderr if args.json == "-" else sys.stdout),
+            document=document,
+            folder=ResultFolder(args.save, labels=args.txt) if args.save else None,
+            window=stack.enter_context(Window()) if args.show else None,
+            quiet=args.quiet,
+        )
+        stack.callback(keeper.report)
+        with progress("detect", keeper.lines.stream) as keeper.lines:
+            keeper.lines.begin(len(args.sources))
+            for source in args.sources:
+                if not keeper.closed:
+                    detect(source, detector, keeper)
+    return 1 if keeper.errors else 0
+
+
+def detect(source: str, detector: Detector, keeper: Keeper) -> None:
+    """One SOURCE from its first to its last frame. What cannot be read is told, and the run goes on."""
+    import edgeyolo
+
+    name = redacted(source)
+    try:
+        with edgeyolo.open(source) as frames:
+            keeper.lines.unfold(frames.total)
+            for frame in frames:
+                if frame.image is None:
+                    keeper.fail(name, frame.error or SourceError("no picture"), frame)
+                else:
+                    keeper.keep(name, frame, detector(frame.image, timings=True))
+                keeper.lines.advance()
+                if keeper.closed:
+                    break
+    except SourceError as error:
+        keeper.fail(name, error)
+        keeper.lines.advance()
+    finally:
+        keeper.end_of_source()
+
+
+def check_usage(args: argparse.Namespace) -> None:
+    """What can be known before the model is loaded."""
+    if args.txt and not args.save:
+        raise UsageError("--txt writes label files beside the saved pictures: give --save DIR too")
+    if args.json and args.json != "-":
+        path = Path(args.json)
+        if path.exists() and not path.is_file():
+            raise UsageError(f"--json: expected the name of a file, but {path} is none; `--json -` writes to stdout")
+    if args.save:
+        for source in map(Path, args.sources):
+            folder = source if source.is_dir() else source.parent
+            if (source.exists() or set("*?[") & set(source.name)) and args.save.resolve() == folder.resolve():
+                raise UsageError(f"--save {args.save} is the folder of the source {source}: choose another folder")

@@ -1,0 +1,164 @@
+"""The files that `detect` and `demo` write. Each appears under its name only when it is complete.
+
+Everything is written to a hidden temporary file in the same folder and renamed. So a run that is killed leaves no half
+file under a final name, and a file of an earlier run stays as it was until its successor is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ..errors import EdgeYoloError
+from ..opencv import require_cv2
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Image = NDArray[np.uint8]
+
+__all__ = ["JsonDocument", "VideoFile", "write_bytes", "write_picture"]
+
+
+def temporary_for(path: Path) -> Path:
+    """A hidden name in the same folder, so that the rename stays inside one file system. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    temporary = temporary_for(path)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_picture(path: Path, image: Image) -> None:
+    """Encodes by the suffix of `path` (BGR, uint8)."""
+    _, data = require_cv2().imencode(path.suffix, image)
+    write_bytes(path, data.tobytes())
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether a name can be handed to OpenCV, which crashes on undecodable bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class JsonDocument:
+    """One JSON object with a long list `frames`, written item by item: memory stays flat over hours of video.
+
+    Leaving the block closes the document and gives it its name, also when an exception (Ctrl-C) ends the run:
+    then `complete` is false. Without a path the document goes to stdout.
+    """
+
+    def __init__(self, path: Path | None, head: dict[str, Any]) -> None:
+        self.path, self.head, self.count = path, head, 0
+        self._temporary: Path | None = None
+        self._file: TextIO = sys.stdout
+
+    def __enter__(self) -> JsonDocument:
+        if self.path is not None:
+            self._temporary = temporary_for(self.path)
+            self._file = open(self._temporary, "w", encoding="ascii")
+        # The head without its closing brace, then the list that add() fills.
+        self._file.write(json.dumps(self.head, indent=1).removesuffix("\n}") + ',\n "frames": [')
+        return self
+
+    def add(self, frame: dict[str, Any]) -> None:
+        # One write: Ctrl-C cannot come between two halves of an item.
+        self._file.write((",\n  " if self.count else "\n  ") + json.dumps(frame))
+        self.count += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.write(f'\n ],\n "complete": {json.dumps(error is None)}\n}}\n')
+            if self.path is not None and self._temporary is not None:
+                self._file.close()
+                self._temporary.replace(self.path)
+        finally:  # after the rename there is nothing to remove; after a failure (disk full) there is
+            if self._temporary is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
+                self._temporary.unlink(missing_ok=True)
+
+
+class VideoFile:
+    """An annotated video at a constant rate; it gets its name in close().
+
+    The rate is the median step between the first timestamps, so the first pictures wait for those that follow.
+    """
+
+    WAITING = 10
+    USUAL_RATE = 25.0  # for a video of one picture, and where timestamps do not advance
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        # FFmpeg chooses the container by the suffix.
+        self._temporary = temporary_for(path).with_suffix(f".tmp{path.suffix}")
+        if not is_utf8(self._temporary):
+            raise EdgeYoloError(f"{path}: OpenCV cannot write to a name that is not UTF-8: rename it")
+        self._waiting: list[tuple[Image, float]] = []
+        self._size = (0, 0)
+        self._writer: Any = None
+
+    def add(self, image: Image, timestamp: float) -> None:
+        """image: (H, W, 3) uint8 BGR, of one size throughout. timestamp: seconds."""
+        self.count += 1
+        if self._writer is not None:
+            self._write(image)
+            return
+        self._waiting.append((image, timestamp))
+        if len(self._waiting) == self.WAITING:
+            self._start()
+
+    def close(self) -> None:
+        """Finishes the file and gives it its name; without a single frame there is no file."""
+        if self.count == 0:
+            return
+        if self._writer is None:
+            self._start()
+        self._writer.release()
+        self._temporary.replace(self.path)
+
+    def _start(self) -> None:
+        times = [timestamp for _, timestamp in self._waiting]
+        step = statistics.median(after - before for before, after in pairwise(times)) if len(times) > 1 else 0.0
+        rate = 1.0 / step if step > 1e-3 else self.USUAL_RATE
+        cv2 = require_cv2()
+        height, width = self._waiting[0][0].shape[:2]
+        self._size = width, height
+        code = "MJPG" if self.path.suffix.lower() == ".avi" else "mp4v"
+        writer = cv2.VideoWriter(str(self._temporary), cv2.VideoWriter.fourcc(*code), rate, self._size)
+        if not writer.isOpened():
+            self._temporary.unlink(missing_ok=True)
+            raise EdgeYoloError(f"{self.path}: this OpenCV cannot write such a video ({width}x{height}, {code})")
+        self._writer = writer
+        for image, _ in self._waiting:
+            self._write(image)
+        self._waiting.clear()
+
+    def _write(self, image: Image) -> None:
+        # OpenCV drops a picture of another size without a word.
+        if (image.shape[1], image.shape[0]) != self._size:
+            found = f"{image.shape[1]}x{image.shape[0]}"
+            raise EdgeYoloError(f"{self.path}: the video began at {self._size[0]}x{self._size[1]}, a frame has {found}")
+        self._writer.write(image)

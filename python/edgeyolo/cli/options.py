@@ -1,0 +1,84 @@
+"""The values that options take, checked while the command line is read, and the options that commands share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = [
+    "UsageError",
+    "add_device",
+    "add_imgsz",
+    "add_json",
+    "class_key",
+    "fraction",
+    "height_width",
+    "positive",
+    "usable_folder",
+]
+
+
+class UsageError(Exception):
+    """The command was called in a way that cannot work: exit code 2."""
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="where the network runs: auto, cpu, ... (default auto)")
+
+
+def add_imgsz(parser: argparse.ArgumentParser) -> None:
+    text = "size of the network's input, of a model with a dynamic one"
+    parser.add_argument("--imgsz", type=height_width, metavar="N|HxW", help=text)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+
+
+def class_key(text: str) -> int | str:
+    """argparse type: a class by its id or its name."""
+    return int(text) if text.isdecimal() else text
+
+
+def fraction(text: str) -> float:
+    """argparse type: a number from 0 to 1."""
+    with contextlib.suppress(ValueError):
+        if 0.0 <= (value := float(text)) <= 1.0:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
+
+
+def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """argparse type: a finite number above 0."""
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if 0 < (value := kind(text)) < float("inf"):
+                return value
+        raise argparse.ArgumentTypeError(f"expected a {'whole ' * (kind is int)}number above 0, found {text!r}")
+
+    return parse
+
+
+def height_width(text: str) -> tuple[int, int]:
+    """argparse type: N (a square) or HxW, in pixels."""
+    parts = text.lower().split("x")
+    if len(parts) in (1, 2) and all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        return int(parts[0]), int(parts[-1])
+    raise argparse.ArgumentTypeError(f"expected N or HxW in pixels, such as 640 or 480x640, found {text!r}")
+
+
+def usable_folder(text: str) -> Path:
+    """argparse type: a folder that exists or can be made; a file in its place is wrong usage."""
+    folder = Path(text)
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            if os.access(place, os.W_OK):
+                return folder
+            raise argparse.ArgumentTypeError(f"{place} is a folder without permission to write")
+        if place.exists() or place.is_symlink():
+            raise argparse.ArgumentTypeError(f"expected a folder, but {place} is a file; choose another name")
+    return folder

@@ -1,0 +1,110 @@
+"""What a model says of itself: class names, input size, task. Read with a parser that cannot run code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InvalidInput, ManifestError
+
+__all__ = ["ModelFacts", "facts_from_metadata", "names_from_caller"]
+
+MAX_TEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts that a model file states; None where it states nothing.
+
+    imgsz: (height, width) in pixels. end2end: the network suppresses duplicates itself and returns (N, 6).
+    """
+
+    names: dict[int, str] | None = None
+    imgsz: tuple[int, int] | None = None
+    stride: int | None = None
+    end2end: bool | None = None
+    description: str | None = None
+
+
+def facts_from_metadata(metadata: Mapping[str, str]) -> ModelFacts:
+    """Reads the metadata_props that Ultralytics writes into an ONNX file.
+
+    metadata: key -> Python literal as text ("{0: 'person'}", "[640, 640]"). Unknown keys are left alone.
+    Raises ManifestError when a known key cannot be read, or when the model is no detector of 3-channel images.
+    """
+    task = metadata.get("task", "detect")
+    if task != "detect":
+        raise ManifestError(f"expected a detection model, found task {task!r}; edgeyolo runs detection only")
+    channels = _literal(metadata, "channels", 3)
+    if channels != 3:
+        raise ManifestError(f"expected a model for images of 3 channels, found channels={channels!r}")
+    names = _literal(metadata, "names", None)
+    imgsz = _literal(metadata, "imgsz", None)
+    stride = _literal(metadata, "stride", None)
+    args = _literal(metadata, "args", {})
+    end2end = _literal(metadata, "end2end", None)
+    # Older exports with embedded NMS state it only among the export arguments.
+    if not end2end and isinstance(args, dict) and args.get("nms") is True:
+        end2end = True
+    return ModelFacts(
+        names=None if names is None else _class_names(names, "the model's metadata", ManifestError),
+        imgsz=None if imgsz is None else _size(imgsz),
+        stride=None if stride is None else _stride(stride),
+        end2end=end2end if isinstance(end2end, bool) else None,
+        description=metadata.get("description"),
+    )
+
+
+def names_from_caller(names: Mapping[int, str] | Sequence[str]) -> dict[int, str]:
+    """Class names as load(names=...) takes them: a list, or a mapping from 0..N-1. Raises InvalidInput."""
+    return _class_names(names, "names=", InvalidInput)
+
+
+def _literal(metadata: Mapping[str, str], key: str, default: Any) -> Any:
+    text = metadata.get(key)
+    if text is None or text == "":
+        return default
+    if len(text) > MAX_TEXT:
+        raise ManifestError(f"the model's metadata {key!r} is {len(text)} characters long, at most {MAX_TEXT} are read")
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ManifestError(
+            f"the model's metadata {key!r} must be a Python literal, found {text[:80]!r}; export the model again"
+        ) from None
+
+
+def _class_names(names: object, where: str, error: type[InvalidInput] | type[ManifestError]) -> dict[int, str]:
+    if isinstance(names, Mapping):
+        found = dict(names)
+    elif isinstance(names, Sequence) and not isinstance(names, (str, bytes)):
+        found = dict(enumerate(names))
+    else:
+        raise error(f"{where} must be a list of class names or a mapping id -> name, found {type(names).__name__}")
+    if not found:
+        raise error(f"{where} must hold at least one class name, found none")
+    if any(isinstance(key, bool) or not isinstance(key, int) for key in found) or set(found) != set(range(len(found))):
+        raise error(f"{where} must number its {len(found)} classes 0..{len(found) - 1}, found {sorted(found, key=str)}")
+    wrong = [name for name in found.values() if not isinstance(name, str)]
+    if wrong:
+        raise error(f"{where} must hold text, found {wrong[0]!r}")
+    return {key: found[key] for key in sorted(found)}
+
+
+def _size(imgsz: object) -> tuple[int, int]:
+    values = [imgsz, imgsz] if isinstance(imgsz, int) else imgsz
+    if (
+        not isinstance(values, (list, tuple))
+        or len(values) != 2
+        or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values)
+    ):
+        raise ManifestError(f"the model's metadata 'imgsz' must be [height, width], found {imgsz!r}")
+    return values[0], values[1]
+
+
+def _stride(stride: object) -> int:
+    if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
+        raise ManifestError(f"the model's metadata 'stride' must be a positive integer, found {stride!r}")
+    return stride

@@ -1,0 +1,311 @@
+"""Where frames come from: `open` understands what it is given, `Source` hands out one `Frame` after the other."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import InvalidInput, SourceError
+from .image import as_image
+from .pictures import PICTURE_SUFFIXES, as_bgr, picture_format, read_head, read_picture
+from .video import (
+    Reading,
+    announced_frames,
+    frame_count,
+    is_video,
+    open_camera,
+    open_stream,
+    read_live,
+    read_remote,
+    read_video,
+    redacted,
+)
+
+__all__ = ["Frame", "Source", "open"]
+
+EXPECTED = (
+    "a file, folder or glob, a camera (0 or '/dev/video0'), an address (rtsp://, http://, csi://), "
+    "the text of a GStreamer pipeline, an array (H, W, 3) or (N, H, W, 3), a list of these, or an iterator of arrays"
+)
+NO_INDEX = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One item of a source: an image, or the error that stands in its place.
+
+    image: (H, W, 3) uint8; BGR, or as handed in where arrays were handed in; None where `error` is set.
+    index: position in the source, from 0; errors count too.
+    timestamp: seconds from the beginning of a video, or since the first read of a camera; None where there is no
+    time: pictures, arrays, and most errors. path: the file that was read, else None.
+    from_array: whether the image was handed in as an array (its channels are in the caller's order).
+    """
+
+    image: NDArray[np.uint8] | None
+    index: int
+    timestamp: float | None = None
+    path: str | None = None
+    error: SourceError | None = None
+    from_array: bool = False
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a source. `read` starts it from the beginning, with indices still to be given (`NO_INDEX`); `total`
+    is its number of items where that is known."""
+
+    read: Callable[[], Iterator[Frame]]
+    total: int | None
+
+
+class Source:
+    """An iterator of `Frame`, to be gone through once, by one thread at a time; made by `open`.
+
+    total: the number of items if known beforehand (a video's is what its container announces), else None.
+    live: True for cameras and network streams, which go on while nobody reads.
+    close(), the end of a `with` block and the end of the iteration release the device. A source takes no lock and
+    starts no thread, so one that is left half read keeps nobody waiting.
+    """
+
+    def __init__(
+        self, name: str, parts: Iterable[_Part], *, total: int | None, live: bool = False, capture: Any = None
+    ) -> None:
+        self.name = name
+        self.total = total
+        self.live = live
+        self._capture = capture
+        self._frames = self._number(parts)
+
+    def __iter__(self) -> Source:
+        return self
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = "live" if self.live else "unknown length" if self.total is None else f"{self.total} frames"
+        return f"<Source {self.name}: {what}>"
+
+    def close(self) -> None:
+        """Releases the camera or file. More than once is fine; the iteration ends."""
+        self._frames.close()
+        # A generator that never started runs no `finally`, so the device is released here as well.
+        self._release()
+
+    def _release(self) -> None:
+        if self._capture is not None:
+            self._capture.release()
+            self._capture = None
+
+    def _number(self, parts: Iterable[_Part]) -> Generator[Frame, None, None]:
+        index = 0
+        try:
+            for part in parts:
+                for frame in part.read():
+                    yield replace(frame, index=index)
+                    index += 1
+        finally:
+            self._release()
+
+
+def open(source: Any, *, recursive: bool = False) -> Source:
+    """Opens pictures, videos, cameras, streams or arrays as a `Source` of frames.
+
+    source: a file, a folder (its files in natural order; hidden ones are left out), a glob, a list or tuple of
+    these; a video; a camera by index or "/dev/videoN"; rtsp://, http:// and the like; csi://SENSOR?WIDTHxHEIGHT@FPS or
+    the text of a GStreamer pipeline (both need an OpenCV with GStreamer); an image array, a list or a 4-D batch of
+    them; any iterator of arrays or file names.
+    recursive: whether folders are gone through with their subfolders.
+
+    What a file holds decides, not its name. A file that cannot be read (truncated, empty, text, damaged) is one
+    frame with an error, in its place. Raises SourceError where there is nothing to read: a missing file, an empty
+    folder, a glob without a match, a camera that does not open; InvalidInput for anything that is no source.
+    """
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, bytes):
+        source = os.fsdecode(source)
+    camera = _as_camera(source)
+    if camera is not None:
+        name = f"camera {camera}"
+        return _open_capture(name, open_camera(camera))
+    if isinstance(source, str) and _is_address(source):
+        return _open_capture(redacted(source), open_stream(source))
+    parts = _parts(source, recursive)
+    totals = [part.total for part in parts]
+    known = [total for total in totals if total is not None]
+    total = sum(known) if len(known) == len(totals) else None
+    name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
+    return Source(name, parts, total=total)
+
+
+def _open_capture(name: str, capture: Any) -> Source:
+    total = announced_frames(capture) if "://" in name else None
+    live = total is None
+    read = read_live if live else read_remote
+    part = _Part(lambda: (_frame(reading) for reading in read(capture, name)), total)
+    return Source(name, [part], total=total, live=live, capture=capture)
+
+
+def _as_camera(source: Any) -> int | str | None:
+    if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
+        if source < 0:
+            raise InvalidInput(f"a camera index counts from 0, found {source}")
+        return int(source)
+    if isinstance(source, str) and source.isascii() and source.isdigit() and not Path(source).exists():
+        return int(source)
+    if isinstance(source, (str, os.PathLike)):
+        path = os.fspath(source)
+        if isinstance(path, str) and path.startswith(("/dev/video", "/dev/v4l/")):
+            return path
+    return None
+
+
+def _is_address(text: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text) is not None or " ! " in text
+
+
+def _parts(source: Any, recursive: bool) -> list[_Part]:
+    if isinstance(source, (str, bytes, os.PathLike)):
+        return [_files_part(_find_files(os.fsdecode(source), recursive))]
+    if isinstance(source, np.ndarray):
+        images = list(source) if source.ndim == 4 else [source]
+        if not images:
+            raise InvalidInput(f"the batch is empty: expected (N, H, W, 3) with N > 0, found shape {source.shape}")
+        return [_Part(partial(_read_arrays, [as_image(image) for image in images]), len(images))]
+    if isinstance(source, (list, tuple)):
+        if not source:
+            raise SourceError(f"the {type(source).__name__} is empty: expected at least one file or array")
+        for item in source:
+            if _as_camera(item) is not None or (isinstance(item, str) and _is_address(item)):
+                raise InvalidInput(
+                    f"{item!r} inside a {type(source).__name__}: a camera or stream does not end, so what follows "
+                    "would never come. Open each one on its own"
+                )
+        return [part for item in source for part in _parts(item, recursive)]
+    if isinstance(source, Iterator):
+        return [_Part(partial(_read_iterator, source, recursive), None)]
+    raise InvalidInput(f"expected {EXPECTED}; found {type(source).__name__}")
+
+
+def _find_files(text: str, recursive: bool) -> list[Path]:
+    """The files that a path, folder or glob names, in natural order."""
+    if not text:
+        raise InvalidInput(f"the source is an empty text: expected {EXPECTED}")
+    path = Path(text).expanduser()
+    if path.is_dir():
+        files = _list_folder(path, recursive)
+        if not files:
+            inside = "" if recursive else "; recursive=True goes through its subfolders"
+            raise SourceError(f"{path}: the folder holds no files (hidden ones are left out){inside}")
+        return sorted(files, key=_natural_order)
+    if os.path.lexists(path):
+        return [path]
+    if any(mark in text for mark in "*?["):
+        found = [Path(name) for name in glob.glob(str(path), recursive=True)]
+        files = [file for file in found if not file.is_dir()]
+        if not files:
+            folders = f"; it matches {len(found)} folders, open these instead" if found else ""
+            raise SourceError(f"{text}: no file matches this pattern in {Path.cwd()}{folders}")
+        return sorted(files, key=_natural_order)
+    raise SourceError(f"{text}: no such file or folder. {_nearby(path)}")
+
+
+def _list_folder(folder: Path, recursive: bool) -> list[Path]:
+    files: list[Path] = []
+
+    def fail(error: OSError) -> None:
+        raise SourceError(f"{error.filename}: the folder cannot be read: {error.strerror}") from error
+
+    for at, folders, names in os.walk(folder, onerror=fail):
+        files += [Path(at, name) for name in names if not name.startswith(".")]
+        folders[:] = [name for name in folders if recursive and not name.startswith(".")]
+    return files
+
+
+def _natural_order(path: Path) -> list[tuple[int, int, str]]:
+    """Sorts frame2 before frame10, and folder by folder."""
+    pieces = re.split(r"(\d+)", str(path).casefold().replace(os.sep, "\0"))
+    order = [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
+    return [*order, (2, 0, str(path))]
+
+
+def _nearby(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"The folder {path.parent} does not exist; paths start from {Path.cwd()}"
+    names = {other.name.casefold(): other.name for other in path.parent.iterdir()}
+    close = difflib.get_close_matches(path.name.casefold(), names, n=3)
+    if close:
+        return f"Did you mean {', '.join(str(path.with_name(names[name])) for name in close)}?"
+    return f"The folder {path.parent.absolute()} holds {len(names)} other files"
+
+
+def _files_part(files: list[Path]) -> _Part:
+    videos = [file for file in files if file.suffix.lower() not in PICTURE_SUFFIXES and _holds_video(file)]
+    total: int | None = len(files)
+    if videos:  # counting the frames opens the file, so it is done for one video, not for a folder of them
+        total = frame_count(files[0]) if len(files) == 1 else None
+    return _Part(partial(_read_files, files), total)
+
+
+def _holds_video(path: Path) -> bool:
+    try:
+        head = read_head(path)
+    except SourceError:
+        return False  # told when its turn comes
+    return picture_format(head) is None and is_video(path, head)
+
+
+def _frame(reading: Reading, file: Path | None = None) -> Frame:
+    image, seconds, error = reading
+    return Frame(image, NO_INDEX, seconds, None if file is None else str(file), error)
+
+
+def _array_frame(image: NDArray[np.uint8]) -> Frame:
+    return Frame(as_bgr(image), NO_INDEX, from_array=True)
+
+
+def _read_files(files: Iterable[Path]) -> Iterator[Frame]:
+    for file in files:
+        try:
+            if _holds_video(file):
+                for reading in read_video(file):
+                    yield _frame(reading, file)
+            else:
+                yield _frame((read_picture(file), None, None), file)
+        except (SourceError, OSError) as error:
+            reason = error if isinstance(error, SourceError) else SourceError(f"{file}: cannot be read: {error}")
+            yield _frame((None, None, reason), file)
+
+
+def _read_arrays(images: Iterable[NDArray[np.uint8]]) -> Iterator[Frame]:
+    for image in images:
+        yield _array_frame(image)
+
+
+def _read_iterator(items: Iterator[Any], recursive: bool) -> Iterator[Frame]:
+    for item in items:
+        try:
+            if not isinstance(item, (str, bytes, os.PathLike)):
+                frames: Iterable[Frame] = [_array_frame(as_image(item))]
+            else:
+                frames = _read_files(_find_files(os.fsdecode(item), recursive))
+        except (InvalidInput, SourceError) as error:
+            frames = [_frame((None, None, SourceError(f"an item of the {type(items).__name__}: {error}")))]
+        yield from frames

@@ -1,0 +1,137 @@
+"""Sources: folders, globs, lists and arrays, in order and complete, and what is no source."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import edgeyolo
+from edgeyolo import InvalidInput, SourceError
+from media import encode, error_of, image_of, only, photo, write_video
+
+
+def test_a_folder_gives_every_file_in_natural_order(tmp_path: Path) -> None:
+    good = encode(".png", photo())
+    for name in ("frame10.png", "frame2.png", "Frame1.PNG", ".hidden.png", "sub/frame3.png", ".git/x.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(good)
+    (tmp_path / "frame3.png").write_bytes(good[:200])
+    (tmp_path / "frame4.png").write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("a note")
+
+    with edgeyolo.open(tmp_path) as source:
+        assert source.total == 6
+        assert not source.live
+        frames = list(source)
+    names = [(Path(frame.path or "").name, frame.error is None, frame.index) for frame in frames]
+    assert names == [
+        ("Frame1.PNG", True, 0),
+        ("frame2.png", True, 1),
+        ("frame3.png", False, 2),
+        ("frame4.png", False, 3),
+        ("frame10.png", True, 4),
+        ("notes.txt", False, 5),
+    ]
+    deep = [str(Path(frame.path or "").relative_to(tmp_path)) for frame in edgeyolo.open(tmp_path, recursive=True)]
+    assert sorted(deep) == sorted([name for name, _, _ in names] + ["sub/frame3.png"])
+    assert [frame.path for frame in edgeyolo.open(f"{tmp_path}/frame*.png")] == [
+        str(tmp_path / name) for name in ("frame2.png", "frame3.png", "frame4.png", "frame10.png")
+    ]
+    assert len(list(edgeyolo.open(f"{tmp_path}/**/frame3.png"))) == 2
+
+
+def test_a_list_mixes_everything_and_counts_on(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encode(".png", photo()))
+    (tmp_path / "bad.jpg").write_bytes(b"")
+    video = write_video(tmp_path / "v.avi", "MJPG", 3)
+    frames = list(edgeyolo.open([tmp_path / "a.png", str(tmp_path / "bad.jpg"), photo(5, 6), video, [photo(7, 8)]]))
+    assert [frame.index for frame in frames] == list(range(7))
+    assert [frame.error is None for frame in frames] == [True, False, True, True, True, True, True]
+    assert [frame.from_array for frame in frames] == [False, False, True, False, False, False, True]
+    assert [frame.path for frame in frames[2:4]] == [None, str(video)]
+    assert frames[2].image is not None and frames[2].image.shape == (5, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("photo.jpg", "Did you mean .*photos.jpg"),
+        ("nowhere/a.jpg", "does not exist"),
+        ("*.webp", "no file matches"),
+        ("empty", "the folder holds no files"),
+        ("subs/*", "matches 1 folders"),
+    ],
+)
+def test_nothing_to_read_is_told_at_once(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "photos.jpg").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "subs" / "one").mkdir(parents=True)
+    with pytest.raises(SourceError, match=words):
+        edgeyolo.open(str(tmp_path / name))
+    with pytest.raises(SourceError, match=words):
+        edgeyolo.open([str(tmp_path / "photos.jpg"), str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("wrong", [None, True, 3.5, {}, {"a"}, object(), -1, "", [0], ["rtsp://camera"], [None]])
+def test_what_is_no_source(wrong: Any) -> None:
+    with pytest.raises(InvalidInput):
+        edgeyolo.open(wrong)
+
+
+def test_opencv_is_asked_for_by_its_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(encode(".png", photo()))
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    assert "pip install 'edgeyolo[cpu]'" in error_of(tmp_path / "a.png")
+    with pytest.raises(SourceError, match="pip install"):
+        edgeyolo.open(0)
+    assert np.array_equal(image_of(photo()), photo())  # arrays need numpy alone
+
+
+def test_arrays_and_batches() -> None:
+    picture = photo()
+    frame = only(picture)
+    assert frame.image is picture
+    assert (frame.path, frame.timestamp, frame.from_array) == (None, None, True)
+    batch = np.stack([picture, picture[::-1]])
+    for source in (batch, list(batch), tuple(batch), iter(list(batch)), (image for image in batch)):
+        frames = list(edgeyolo.open(source))
+        assert [frame.index for frame in frames] == [0, 1]
+        assert all(np.array_equal(frame.image, image) for frame, image in zip(frames, batch, strict=True))
+    assert edgeyolo.open(batch).total == 2
+    assert edgeyolo.open(iter(list(batch))).total is None
+    grey = np.dstack([picture[:, :, 0]] * 3)
+    assert np.array_equal(image_of(picture[:, :, 0]), grey)
+    assert np.array_equal(image_of(picture[:, :, :1]), grey)
+    assert np.array_equal(image_of(np.dstack([picture, picture[:, :, 0]])), picture)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((3, 64, 64), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((0, 4, 3), np.uint8)]
+)
+def test_a_wrong_array_is_refused_at_once_and_is_one_error_in_an_iterator(wrong: NDArray[Any]) -> None:
+    with pytest.raises(InvalidInput):
+        edgeyolo.open(wrong)
+    with pytest.raises(InvalidInput):
+        edgeyolo.open([photo(), wrong])
+    frames = list(edgeyolo.open(iter([photo(), wrong, None, photo()])))
+    assert [frame.error is None for frame in frames] == [True, False, False, True]
+
+
+def test_a_source_left_half_read_keeps_nobody_waiting(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "v.avi", "MJPG", 8)
+    paused = edgeyolo.open(video)
+    next(paused)
+    counts: list[int] = []
+    threads = [threading.Thread(target=lambda: counts.append(len(list(edgeyolo.open(video))))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert counts == [8] * 4
+    assert len(list(paused)) == 7
