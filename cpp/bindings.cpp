@@ -120,7 +120,7 @@ py::tuple postprocess(Postprocessor& self, const py::array& output, const std::s
 
 // `out` is (3, H, W) float32, C-contiguous: one picture of the network's input.
 Letterbox letterbox_into(LetterboxPool& pool, const py::array& image, py::array& out, const std::string& color,
-                         const std::optional<std::string>& isa) {
+                         const std::optional<std::string>& isa, const std::optional<Letterbox>& before) {
     const ImageView view = image_view(image, color);
     check(out.dtype().is(py::dtype::of<float>()) && out.ndim() == 3 && out.shape(0) == 3 &&
               (out.flags() & py::array::c_style) && out.writeable(),
@@ -129,7 +129,7 @@ Letterbox letterbox_into(LetterboxPool& pool, const py::array& image, py::array&
     auto* planes = static_cast<float*>(out.mutable_data());
     const Isa chosen = isa_by_name(isa);
     const py::gil_scoped_release release;
-    letterbox(view, geometry, planes, *pool.take(), chosen);
+    letterbox(view, geometry, planes, *pool.take(), chosen, before ? &*before : nullptr);
     return geometry;
 }
 
@@ -177,8 +177,10 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
                               "Scratch memory of letterbox calls; any number of threads may use it at once.")
         .def(py::init<>())
         .def("run", &letterbox_into, py::arg("image").noconvert(), py::arg("out").noconvert(), py::arg("color") = "bgr",
-             py::arg("isa") = py::none(),
-             "Letterbox a uint8 picture (H, W[, 1|3|4]) of any strides into out (3, H, W) float32 RGB / 255.");
+             py::arg("isa") = py::none(), py::arg("before") = py::none(),
+             "Letterbox a uint8 picture (H, W[, 1|3|4]) of any strides into out (3, H, W) float32 RGB / 255.\n\n"
+             "before: what the last call for this `out` returned, when nobody else has written to it since; a border\n"
+             "that is the same is then not written again.");
 
     py::class_<Postprocessor>(m, "Postprocessor",
                               "Network output > candidates > NMS > boxes in the picture's pixels. Thread-safe.")

@@ -278,8 +278,8 @@ void check_geometry(const ImageView& image, const Letterbox& geometry) {
 
 }  // namespace
 
-void letterbox(const ImageView& image, const Letterbox& geometry, float* planes, LetterboxWorkspace& workspace,
-               Isa isa) {
+void letterbox(const ImageView& image, const Letterbox& geometry, float* planes, LetterboxWorkspace& workspace, Isa isa,
+               const Letterbox* before) {
     const Kernels& kernels = kernels_for(isa);
     check_geometry(image, geometry);
     check(image.data != nullptr, "the picture has no pixels (null pointer)");
@@ -292,7 +292,7 @@ void letterbox(const ImageView& image, const Letterbox& geometry, float* planes,
         state.plan = make_plan(std::exchange(state.plan, {}), image.size, geometry.resized, reader.layout().bytes);
     }
     const Output output(geometry, planes);
-    output.fill_border();
+    if (!before || !geometry.same_border(*before)) output.fill_border();
     Resampling(reader, kernels, output, state).run();
 }
 

@@ -23,6 +23,9 @@ struct Letterbox {
     // x_source = (x_input - left) * source.width / resized.width; y alike.
     double scale_x() const { return double(source.width) / resized.width; }
     double scale_y() const { return double(source.height) / resized.height; }
+    bool same_border(const Letterbox& other) const {
+        return target == other.target && resized == other.resized && left == other.left && top == other.top;
+    }
 };
 
 // Throws InvalidInput for a size below 1x1 or above 32767 on a side.
@@ -53,7 +56,9 @@ private:
 // included. `planes` holds 3 * target.width * target.height floats. Grey is repeated into the three planes, alpha is
 // dropped. Every Isa writes the same bits. Nothing outside the view's colour bytes is read. Throws InvalidInput for a
 // null pointer, a geometry that was not made for this image, or an Isa that this build lacks.
-void letterbox(const ImageView& image, const Letterbox& geometry, float* planes, LetterboxWorkspace& workspace,
-               Isa isa);
+// `before`: the geometry that `planes` was last written with, when nobody else has written there since: a border that
+// lies where this one does is then left as it is, which for a 16:9 picture in a square saves almost half of the writing.
+void letterbox(const ImageView& image, const Letterbox& geometry, float* planes, LetterboxWorkspace& workspace, Isa isa,
+               const Letterbox* before = nullptr);
 
 }  // namespace edgeyolo

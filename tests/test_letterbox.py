@@ -133,3 +133,18 @@ def test_what_is_refused() -> None:
     for size in ((0, 5), (5, -1), (40000, 5)):
         with pytest.raises(InvalidInput):
             _core.Letterbox(size, (64, 64))
+
+
+def test_a_border_that_is_there_already_is_left_alone() -> None:
+    rng = np.random.default_rng(0)
+    pool, out = POOL(), np.full((3, 640, 640), np.nan, np.float32)
+    before = None
+    for width, height in [(1280, 720), (1280, 720), (640, 360), (720, 1280), (1280, 720), (641, 360), (640, 640)]:
+        image = rng.integers(0, 256, (height, width, 3), np.uint8)
+        before = pool.run(image, out, "bgr", None, before)
+        assert np.array_equal(out, reference(image, 640, 640)), (width, height)
+    # It is not written: what stands there stays.
+    out[:, 0] = 7
+    before = _core.Letterbox((1280, 720), (640, 640))
+    pool.run(rng.integers(0, 256, (360, 640, 3), np.uint8), out, before=before)
+    assert (out[:, 0] == 7).all()

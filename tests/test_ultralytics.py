@@ -53,11 +53,9 @@ def spread_scores(model: Any, image: NDArray[np.float32]) -> None:
                 layers[-1].bias[:] = -1.1 - torch.quantile(best * gain, 0.98, dim=1).min()
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0][:-5]}{'-end2end' if case[1] else ''}")
-def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    yaml, end2end = request.param
+def export_with_spread_scores(yaml: str, end2end: bool, folder: Path) -> Path:
+    """An ONNX of random weights whose scores are spread as those of a trained model; 640 x 640, static."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("ultralytics")
     model = ultralytics.YOLO(yaml)
     model.model.eval()
     blob = np.empty((2, 3, 640, 640), np.float32)
@@ -68,8 +66,13 @@ def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     model.model.pt_path = str(folder / "model.pt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own, about tracing
-        exported = model.export(format="onnx", imgsz=640, nms=False if end2end else None, verbose=False)
-    return Path(exported)
+        return Path(model.export(format="onnx", imgsz=640, nms=False if end2end else None, verbose=False))
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0][:-5]}{'-end2end' if case[1] else ''}")
+def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    yaml, end2end = request.param
+    return export_with_spread_scores(yaml, end2end, tmp_path_factory.mktemp("ultralytics"))
 
 
 def near_threshold(raw: NDArray[np.float32], conf: float) -> set[int]:

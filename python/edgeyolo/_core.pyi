@@ -41,9 +41,19 @@ class LetterboxPool:
     Scratch memory of letterbox calls; any number of threads may use it at once.
     """
     def __init__(self) -> None: ...
-    def run(self, image: numpy.ndarray, out: numpy.ndarray, color: str = "bgr", isa: str | None = None) -> Letterbox:
+    def run(
+        self,
+        image: numpy.ndarray,
+        out: numpy.ndarray,
+        color: str = "bgr",
+        isa: str | None = None,
+        before: Letterbox | None = None,
+    ) -> Letterbox:
         """
         Letterbox a uint8 picture (H, W[, 1|3|4]) of any strides into out (3, H, W) float32 RGB / 255.
+
+        before: what the last call for this `out` returned, when nobody else has written to it since; a border
+        that is the same is then not written again.
         """
 
 class Postprocessor:

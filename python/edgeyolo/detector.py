@@ -120,10 +120,10 @@ class Detector:
         given = names_from_caller(names) if names is not None else facts.names
 
         # The first run shows the output's real shape, and takes the network's own warm-up out of the first frame.
-        self._buffers: deque[NDArray[np.float32]] = deque()
-        blank = np.zeros((session.batch or 1, 3, *self._imgsz), np.float32)
-        _, rows, columns = session.run(blank).shape
-        self._buffers.append(blank)
+        self._inputs: deque[_Input] = deque()
+        blank = _Input(session.batch or 1, self._imgsz)
+        _, rows, columns = session.run(blank.planes).shape
+        self._inputs.append(blank)
         self._head = head_from_shape(
             (rows, columns),
             self._imgsz,
@@ -246,20 +246,24 @@ class Detector:
         clock = time.perf_counter
         started = clock()
         rows = session.batch or len(images)
-        buffer = self._take_buffer(rows)
+        batch = self._take_input(rows)
         try:
             # Rows beyond the images keep what an earlier call left there; nothing reads their output.
             geometries, letterbox_ms = [], []
-            for image, planes in zip(images, buffer, strict=False):
+            for row, image in enumerate(images):
                 begun = clock()
-                geometries.append(self._letterbox.run(image, planes, color))
+                before = batch.geometries[row]
+                batch.geometries[row] = None  # unknown, should the call fail half-way
+                geometry = self._letterbox.run(image, batch.planes[row], color, None, before)
+                batch.geometries[row] = geometry
+                geometries.append(geometry)
                 letterbox_ms.append((clock() - begun) * 1e3)
             begun = clock()
-            outputs = session.run(buffer[:rows])
+            outputs = session.run(batch.planes[:rows])
             network_ms = (clock() - begun) * 1e3
         finally:
             if self._session is not None:  # a closed detector keeps no memory
-                self._buffers.append(buffer)
+                self._inputs.append(batch)
         results: list[Detections] = []
         for geometry, output, box_ms in zip(geometries, outputs, letterbox_ms, strict=False):
             begun = clock()
@@ -279,13 +283,13 @@ class Detector:
     def _names_for(self, class_ids: NDArray[np.int64]) -> Mapping[int, str]:
         return self.names or {i: str(i) for i in class_ids.tolist()}
 
-    def _take_buffer(self, rows: int) -> NDArray[np.float32]:
-        """An input buffer of at least `rows` images that no other call uses. deque.pop is atomic."""
+    def _take_input(self, rows: int) -> _Input:
+        """Input memory for at least `rows` images that no other call uses. deque.pop is atomic."""
         try:
-            buffer = self._buffers.pop()
+            batch = self._inputs.pop()
         except IndexError:
-            return np.zeros((rows, 3, *self._imgsz), np.float32)
-        return buffer if len(buffer) >= rows else np.zeros((rows, 3, *self._imgsz), np.float32)
+            return _Input(rows, self._imgsz)
+        return batch if len(batch.planes) >= rows else _Input(rows, self._imgsz)
 
     def info(self) -> dict[str, Any]:
         """What was loaded and what engaged, in plain values: for logs, bug reports and `edgeyolo info`."""
@@ -318,7 +322,7 @@ class Detector:
         self._session = None
         self._post = None
         self._letterbox = _core.LetterboxPool()
-        self._buffers.clear()
+        self._inputs.clear()
 
     def _open_session(self) -> OnnxSession:
         session = self._session
@@ -341,6 +345,14 @@ class Detector:
 
 
 CLOSED = "this detector was closed: load the model again"
+
+
+class _Input:
+    """Memory for the network's input, kept from call to call, and where in it the last pictures lie."""
+
+    def __init__(self, rows: int, imgsz: tuple[int, int]) -> None:
+        self.planes = np.zeros((rows, 3, *imgsz), np.float32)
+        self.geometries: list[_core.Letterbox | None] = [None] * rows
 
 
 def _pair(imgsz: int | Sequence[int] | None) -> tuple[int, int] | None:

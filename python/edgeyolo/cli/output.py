@@ -22,6 +22,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
+def _has_rich() -> bool:
+    spec = find_spec("rich")
+    return spec is not None and spec.origin is not None  # a mere folder of that name has no origin
+
+
 def say(text: str = "", file: TextIO | None = None) -> None:
     """One line; characters that the stream's encoding lacks are escaped instead of raising."""
     stream = file or sys.stdout
@@ -37,7 +42,7 @@ def complain(message: str) -> None:
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Prints rows under headers; `right` lists the columns to align right."""
     rows = [[printable(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty() and find_spec("rich") is not None:
+    if sys.stdout.isatty() and _has_rich():
         from rich import box
         from rich.console import Console
         from rich.table import Table
@@ -81,7 +86,7 @@ class Progress:
 @contextlib.contextmanager
 def progress(label: str, stream: TextIO) -> Iterator[Progress]:
     """A progress bar on stderr when that is a terminal, with result lines on `stream` above it."""
-    if not sys.stderr.isatty() or find_spec("rich") is None:
+    if not sys.stderr.isatty() or not _has_rich():
         yield Progress(stream)
         return
     from rich.console import Console
