@@ -27,14 +27,15 @@ def generate() -> str:
     # The version is a fact of the build, not of the interface.
     text = re.sub(r"^__version__: str = .*$", "__version__: str", text, flags=re.M)
     text = text.replace("-> tuple:", "-> tuple[typing.Any, ...]:").replace("-> dict:", "-> dict[str, int]:")
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    for command in (["check", "--fix", "--select", "I"], ["format"]):
+        text = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", str(STUB), "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    return text
 
 
 def main() -> int:

@@ -3,10 +3,12 @@ The native core of edgeyolo. Private: use the edgeyolo package.
 """
 
 from __future__ import annotations
+
 import collections.abc
+import typing
+
 import numpy
 import numpy.typing
-import typing
 
 __all__: list[str] = ["Letterbox", "LetterboxPool", "Postprocessor", "isas", "live"]
 
