@@ -80,7 +80,8 @@ def test_a_signal_ends_the_run_cleanly(model: str, many: Path, tmp_path: Path, n
     assert not any(name.startswith(".") for name in names(out))
     document = json.loads((out / "r.json").read_text())
     assert document["complete"] is False
-    assert 3 <= len(document["frames"]) < 3000
+    # The signal may come between the third picture's label file and its item in the document.
+    assert 2 <= len(document["frames"]) < 3000
     for frame in document["frames"]:
         assert (out / Path(frame["path"]).name).exists()
 
