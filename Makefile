@@ -23,7 +23,7 @@ $(BIN)/python:
 # What the installed package is made of: a change installs it again.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cpp cmake python assets examples/signs -type f -not -name '*.pyc')
 
-$(VENV)/.demo: $(BIN)/python $(SOURCES)
+$(VENV)/.demo: $(BIN)/python $(SOURCES) constraints.txt
 	$(PIP) install --quiet -c constraints.txt '.[cpu]'
 	touch $@
 

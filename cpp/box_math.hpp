@@ -19,8 +19,10 @@ EDGEYOLO_HD inline bool is_finite(float value) {
     return value - value == 0.f;
 }
 
-EDGEYOLO_HD inline bool is_finite(const Box& box) {
-    return is_finite(box.x1) && is_finite(box.y1) && is_finite(box.x2) && is_finite(box.y2);
+// Whether a network's box is one: finite, and no side inverted (a negative width or height). A box without area is one.
+EDGEYOLO_HD inline bool is_box(const Box& box) {
+    return is_finite(box.x1) && is_finite(box.y1) && is_finite(box.x2) && is_finite(box.y2) &&  //
+           box.x1 <= box.x2 && box.y1 <= box.y2;
 }
 
 // Whether a best class score makes an anchor a candidate. False for NaN and for infinity.
@@ -33,7 +35,7 @@ EDGEYOLO_HD inline bool is_class_id(float value, int classes) {
     return value >= 0.f && value < static_cast<float>(classes) && static_cast<float>(static_cast<int>(value)) == value;
 }
 
-// Signed: negative when one side is inverted, as torchvision has it.
+// Of a box as is_box() has it never negative. As in torchvision it is signed, so inverted ones would be.
 EDGEYOLO_HD inline float area(const Box& box) {
     return (box.x2 - box.x1) * (box.y2 - box.y1);
 }

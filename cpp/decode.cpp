@@ -19,7 +19,7 @@ struct Sink {
 
     void add(const Box& box, float score, int class_id, int row) const {
         if (params.allowed && !params.allowed[class_id]) return;
-        if (is_finite(box)) out.push(box, score, class_id, row);
+        if (is_box(box)) out.push(box, score, class_id, row);
     }
 };
 

@@ -13,7 +13,7 @@ enum class HeadKind {
     raw,             // (4 + nc, A): rows cx, cy, w, h, then one row of probabilities per class
     raw_transposed,  // (A, 4 + nc)
     yolov5,          // (A, 5 + nc): cx, cy, w, h, objectness, class probabilities; score = objectness * class
-    end2end          // (N, 6): x1, y1, x2, y2, score, class; already suppressed and ordered by the network
+    end2end          // (N, 6): x1, y1, x2, y2, score, class; already suppressed by the network; in any order
 };
 
 struct Head {
@@ -31,7 +31,7 @@ struct DecodeParams {
 
 // Candidates as columns, in the order of their anchors. Memory is kept from frame to frame.
 struct Candidates {
-    std::vector<float> x1, y1, x2, y2, score;  // input pixels; score in (conf, 1]
+    std::vector<float> x1, y1, x2, y2, score;  // input pixels, x1 <= x2, y1 <= y2; finite, score > conf
     std::vector<std::int32_t> class_id;
     std::vector<std::int32_t> index;  // row of the head
     std::size_t size() const { return score.size(); }
@@ -41,8 +41,10 @@ struct Candidates {
 };
 
 // Fills `out` with every anchor whose best class score is above conf: one class per anchor, the lowest class id on a
-// tie. A NaN class score counts as no score; an anchor whose best score is infinite or whose box is not finite is
-// dropped; an end2end row whose class is not an integer in [0, nc) is dropped. yolov5: an objectness that is not above
+// tie. A NaN class score counts as no score. Broken anchors are dropped: those whose best score is infinite, whose box is
+// not finite or has a negative width or height (x2 < x1, y2 < y1), and end2end rows whose class is not an integer in
+// [0, nc). A box without area stays. Scores are passed through as the network gave them, also above 1: such a network
+// was exported without its sigmoid, and hiding that would hide the fault. yolov5: an objectness that is not above
 // conf drops the anchor, as in YOLOv5 itself. For probabilities this changes nothing, since the product cannot be above
 // its objectness. The tie is that of the rounded products. data: element_count(head) floats. Throws InvalidInput as
 // element_count() does. Every Isa gives the same bits.

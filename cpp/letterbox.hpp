@@ -31,7 +31,8 @@ struct Letterbox {
 // Throws InvalidInput for a size below 1x1 or above 32767 on a side.
 Letterbox fit(Size source, Size target);
 
-// Box corners from input pixels to source pixels, clipped to [0, width] x [0, height].
+// Box corners from input pixels to source pixels, clipped to [0, width] x [0, height]. A box outside the picture, in the
+// border of the input, becomes one without area on the picture's edge.
 // boxes: count x 4 floats, xyxy, changed in place. A NaN coordinate becomes 0.
 void to_source(const Letterbox& geometry, float* boxes, int count);
 

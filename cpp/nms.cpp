@@ -56,6 +56,16 @@ void Nms::make_groups(const Candidates& candidates, const NmsParams& params) {
     blocks_.resize(static_cast<std::size_t>(blocks));
 }
 
+const std::vector<std::int32_t>& Nms::order(const Candidates& candidates, int max_det) {
+    rank(candidates.score);
+    keep_.clear();
+    for (const Ranked& entry : ranked_) {
+        if (keep_.size() == static_cast<std::size_t>(max_det)) break;
+        keep_.push_back(entry.candidate);
+    }
+    return keep_;
+}
+
 const std::vector<std::int32_t>& Nms::run(const Candidates& candidates, const NmsParams& params, Isa isa) {
     const OverlapsAny dropped_by = overlaps_any(isa);
     keep_.clear();

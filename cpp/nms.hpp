@@ -26,6 +26,9 @@ public:
     // Candidates as decode() gives them: positive scores, class ids from 0. Valid until the next call.
     const std::vector<std::int32_t>& run(const Candidates& candidates, const NmsParams& params, Isa isa);
 
+    // The same positions without any suppression, for a network that has suppressed already: the best `max_det`.
+    const std::vector<std::int32_t>& order(const Candidates& candidates, int max_det);
+
 private:
     struct Ranked {
         std::uint32_t key;       // ascending key = descending score

@@ -30,14 +30,13 @@ Postprocessor::Lease Postprocessor::run(const float* data, const Head& head, con
         results.scores.push_back(found.score[i]);
         results.class_ids.push_back(found.class_id[i]);
     };
-    if (head.kind == HeadKind::end2end) {
-        // The network has suppressed and ordered them already.
-        const auto limit = static_cast<std::size_t>(options_.max_det);
-        for (std::size_t i = 0; i < found.size() && i < limit; ++i) keep(i);
-    } else {
-        const NmsParams nms{options_.iou, options_.max_det, options_.agnostic};
-        for (const std::int32_t i : workspace->nms.run(found, nms, isa)) keep(static_cast<std::size_t>(i));
-    }
+    // An end2end network has suppressed them already. Most order them too; those that do not would otherwise lose good
+    // boxes to max_det. The order is stable: rows that come ordered stay as they are.
+    const NmsParams nms{options_.iou, options_.max_det, options_.agnostic};
+    const std::vector<std::int32_t>& best = head.kind == HeadKind::end2end
+                                                ? workspace->nms.order(found, options_.max_det)
+                                                : workspace->nms.run(found, nms, isa);
+    for (const std::int32_t i : best) keep(static_cast<std::size_t>(i));
     to_source(geometry, results.boxes.data(), static_cast<int>(results.size()));
     return workspace;
 }

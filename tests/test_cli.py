@@ -55,6 +55,33 @@ def test_a_missing_source_does_not_end_the_run(model: str, folder: Path, capsys:
     assert "3 red" in lines[3]
 
 
+def test_a_source_with_an_impossible_name_does_not_end_the_run(
+    model: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, loop = str(folder / "b_good.png"), tmp_path / "loop"
+    loop.symlink_to(loop)
+    sources = ["n" * 300, good, "9" * 5000, f"{loop}/x.png", "~nobody-has-this-name/x.png", good]
+    arguments = ["--model", model, "--save", str(tmp_path / "out")]
+    assert main(["detect", *sources, *arguments]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [" error: " in line for line in lines] == [True, False, True, True, True, False]
+    assert "File name too long" in lines[0] and "symbolic links" in lines[3]
+
+
+def test_the_default_model_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", str(folder / "b_good.png")]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "model: the traffic sign detector that ships with edgeyolo (give --model for yours)"
+    )
+
+
+def test_a_bare_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: edgeyolo") and "detect" in err and "doctor" in err
+
+
 def test_json_equals_the_results_of_python(model: str, folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "results.json"
     arguments = ["--model", model, "--conf", "0.3", "--classes", "red", "2", "--json", str(target)]
@@ -212,9 +239,11 @@ def test_a_failed_write_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "COMMAND"),
         (["detekt"], "invalid choice: 'detekt'"),
         (["detect"], "SOURCE"),
+        (["detect", "--classes", "red", "x.png"], "SOURCE comes before --classes, which takes every word after it"),
+        (["detect", "x", "--save", "{long}"], "File name too long"),
+        (["demo", "--save", "{long}"], "File name too long"),
         (["detect", "x", "--conf", "1.5"], "expected a number from 0 to 1, found '1.5'"),
         (["detect", "x", "--iou", "nan"], "expected a number from 0 to 1, found 'nan'"),
         (["detect", "x", "--max-det", "0"], "expected a whole number above 0"),
@@ -236,7 +265,7 @@ def test_a_failed_write_leaves_nothing(
 def test_wrong_usage_is_one_line_and_exit_2(
     arguments: list[str], message: str, model: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([part.format(model=model, folder=folder) for part in arguments]) == 2
+    assert main([part.format(model=model, folder=folder, long="n" * 300) for part in arguments]) == 2
     assert_one_error(capsys, message)
 
 

@@ -61,6 +61,20 @@ def test_bench(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:7]] == ["stage", *stages]
 
 
+def test_bench_takes_the_model_that_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--frames", "2", "--fps", "100", "--size", "64x64", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == edgeyolo.demo_model()
+
+
+def test_demo_checks_its_own_folder_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 2
+    assert "expected a folder, but runs is a file" in capsys.readouterr().err
+
+
 def test_bench_keeps_its_pace_and_counts_late_frames() -> None:
     class Slow:
         def __call__(self, image: Any, timings: bool) -> Any:

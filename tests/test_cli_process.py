@@ -150,3 +150,43 @@ def test_a_pipe_gets_no_escape_codes(model: str, folder: Path) -> None:
         done = subprocess.run([*COMMAND, *arguments], capture_output=True, check=False, env=environment)
         assert b"\x1b" not in done.stdout + done.stderr
         assert done.stdout.decode("ascii")
+
+
+def in_shell(redirection: str, *arguments: str, unbuffered: str = "") -> tuple[int, str, str]:
+    """Runs the command with its streams redirected or closed by a shell."""
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}  # an empty one counts as none
+    line = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_lose_the_text_and_nothing_else(
+    model: str, folder: Path, tmp_path: Path, redirection: str
+) -> None:
+    target = tmp_path / "r.json"
+    good = str(folder / "b_good.png")
+    code, out, err = in_shell(redirection, "detect", good, "--model", model, "--json", str(target))
+    assert code == 0 and "Traceback" not in err and "Error" not in err
+    assert (out == "") is (">&-" in redirection.split())
+    assert len(json.loads(target.read_text())["frames"][0]["detections"]) == 3
+    for arguments, expected in ((("--version",), 0), (("info", "missing.onnx"), 1), (("detekt",), 2)):
+        code, _, err = in_shell(redirection, *arguments)
+        assert code == expected and "Traceback" not in err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_stdout_is_one_line_and_exit_1(model: str, folder: Path, unbuffered: str) -> None:
+    for arguments in (
+        ["--version"],
+        ["--help"],
+        ["info", model],
+        ["detect", str(folder / "b_good.png"), "--json", "-"],
+    ):
+        code, _, err = in_shell(">/dev/full", *arguments, unbuffered=unbuffered)
+        assert code == 1
+        assert err.splitlines()[-1] == "edgeyolo: error: No space left on device"
+        assert "Traceback" not in err and "Exception ignored" not in err
+    code, _, err = in_shell("2>/dev/full", "info", "missing.onnx", unbuffered=unbuffered)
+    assert (code, err) == (1, "")

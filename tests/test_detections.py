@@ -91,3 +91,60 @@ def test_supervision() -> None:
     assert converted.confidence.tolist() == [0.75, 0.5, 0.25]
     assert converted.data["class_name"].tolist() == ["yield", "stop", "yield"]
     assert len(three()[:0].to_supervision()) == 0
+
+
+def test_a_mask_has_one_value_for_each_detection() -> None:
+    result = three()
+    with pytest.raises(InvalidInput, match="3 detections has as many values, found 0"):
+        result[np.zeros(0, bool)]
+    with pytest.raises(InvalidInput):
+        result[True]
+    with pytest.raises(InvalidInput):
+        result[np.zeros((0, 3), np.int64)]
+    assert len(result[np.zeros(0)]) == 0
+    assert len(result[:0][np.zeros(0, bool)]) == 0
+
+
+def test_the_callers_arrays_stay_the_callers() -> None:
+    base = np.zeros((4, 4), np.float32)
+    scores, class_ids = np.zeros(2, np.float32), np.zeros(2, np.int64)
+    result = Detections(base[1:3], scores, class_ids, NAMES, (64, 48))
+    base[:] = 7
+    scores[:] = 7
+    class_ids[:] = 1
+    assert base.flags.writeable and scores.flags.writeable and class_ids.flags.writeable
+    assert not result.boxes.any() and not result.scores.any() and not result.class_ids.any()
+    for array in (result.boxes, result.scores, result.class_ids):
+        assert array.base is None and not array.flags.writeable
+    view = base[:2]
+    view.flags.writeable = False  # read-only, and its base is not
+    second = Detections(view, scores, class_ids, NAMES, (64, 48))
+    base[:] = 9
+    assert (second.boxes == 7).all()
+
+
+def test_mappings_are_read_only_copies() -> None:
+    names, timings = dict(NAMES), {"total": 1.0}
+    arrays = three()
+    result = Detections(arrays.boxes, arrays.scores, arrays.class_ids, names, (64, 48), timings)
+    names[0] = timings["total"] = "changed"  # type: ignore[assignment]
+    assert result.names == NAMES and result.timings == {"total": 1.0}
+    with pytest.raises(TypeError):
+        result.timings["total"] = 2.0  # type: ignore[index]
+    assert pickle.loads(pickle.dumps(result)).timings == {"total": 1.0}
+
+
+def test_an_id_without_a_name_is_named_by_its_number() -> None:
+    arrays = three()
+    result = Detections(arrays.boxes, arrays.scores, arrays.class_ids, {0: "stop"}, (64, 48))
+    assert [d.name for d in result] == ["1", "stop", "1"]
+    assert repr(result) == "<Detections: 2 1, 1 stop in 64x48>"
+    assert result.to_dict()["detections"][0]["name"] == "1"
+
+
+def test_what_is_no_array_is_refused() -> None:
+    good = three()
+    with pytest.raises(InvalidInput, match=r"boxes must be float32 of the shape \(3, 4\), found list"):
+        Detections([[0, 0, 1, 1]] * 3, good.scores, good.class_ids, NAMES, (64, 48))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        Detections(good.boxes, None, good.class_ids, NAMES, (64, 48))  # type: ignore[arg-type]

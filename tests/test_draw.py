@@ -181,3 +181,54 @@ def test_text_keeps_inside_its_label(height: int) -> None:
 
 def test_the_function_is_what_the_package_exports() -> None:
     assert edgeyolo.draw is _function
+
+
+def named(name: str, box: Sequence[float] = (20, 60, 120, 90)) -> Detections:
+    one = detections([box])
+    return Detections(one.boxes, one.scores, one.class_ids, {0: name}, one.image_size)
+
+
+@pytest.mark.parametrize("mark", ["\ud800", "\udcff", "\n", "\r", "\t", "\0", "\x7f", "\u2028"])
+def test_characters_that_cannot_be_drawn_appear_as_question_marks(mark: str) -> None:
+    expected = edgeyolo.draw(blank(), named("a?b"))
+    assert np.array_equal(edgeyolo.draw(blank(), named(f"a{mark}b")), expected)
+
+
+def test_a_name_of_any_length_is_cut_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = edgeyolo.draw(blank(), named("a" * 1_000_000))
+    assert np.array_equal(drawn, edgeyolo.draw(blank(), named("a" * 100)))
+    measured: list[str] = []
+    width = _Pen._width
+    monkeypatch.setattr(_Pen, "_width", lambda self, text: measured.append(text) or width(self, text))
+    edgeyolo.draw(blank(), named("a" * 1_000_000))
+    assert 0 < len(measured) <= 12
+    assert max(map(len, measured)) <= 110
+
+
+def test_the_longest_name_that_fits_is_written() -> None:
+    pen = _Pen(cv2, 12)
+    name = "abcdefghij" * 4
+    for room in range(40, 400, 7):
+        text = pen.fit(name, " 0.87", room)
+        if text in ("0.87", name + " 0.87"):
+            continue
+        keep = text.index("..")
+        assert pen._width(text) + 2 * pen.pad <= room
+        assert pen._width(name[: keep + 1] + ".. 0.87") + 2 * pen.pad > room
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"found NoneType. A stream gives None where frame.error"):
+        edgeyolo.draw(blank(), None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="must be Detections, found list"):
+        edgeyolo.draw(blank(), [])  # type: ignore[arg-type]
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(InvalidInput, match="finite corners"):
+            edgeyolo.draw(blank(), detections([[0, 0, value, 5]]))
+    one = detections([[5, 5, 50, 50]])
+    for wrong in (0, -3, 1001, 2.5, True, "2"):
+        with pytest.raises(InvalidInput, match="line_width must be"):
+            edgeyolo.draw(blank(), one, line_width=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="text_height must be"):
+            edgeyolo.draw(blank(), one, text_height=wrong)  # type: ignore[arg-type]
+    assert edgeyolo.draw(blank(), one, line_width=np.int64(2), text_height=1000).shape == (150, 200, 3)  # type: ignore[arg-type]

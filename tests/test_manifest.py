@@ -51,6 +51,9 @@ def test_embedded_nms_is_stated_by_the_export_arguments() -> None:
         ({"imgsz": "[640]"}, "imgsz"),
         ({"imgsz": "[0, 640]"}, "imgsz"),
         ({"imgsz": "'640'"}, "imgsz"),
+        ({"imgsz": "[640, 32768]"}, "1 to 32767 pixels"),
+        ({"imgsz": "100000000000"}, "1 to 32767 pixels"),
+        ({"names": r"{0: 'a', 1: 'b\ud800'}"}, "UTF-8"),
         ({"stride": "0"}, "stride"),
         ({"task": "segment"}, "segment"),
         ({"channels": "1"}, "3 channels"),
@@ -124,3 +127,9 @@ def test_names_of_the_model(tmp_path: Path) -> None:
     model = edgeyolo.load(path)
     assert model.info()["names_source"] == "model"
     assert [d.name for d in model(np.zeros((64, 64, 3), np.uint8))] == ["dog"]
+
+
+def test_a_lone_surrogate_is_no_name() -> None:
+    with pytest.raises(edgeyolo.InvalidInput, match="UTF-8"):
+        names_from_caller(["a", "b\udcff"])
+    assert names_from_caller(["門", "🚌"]) == {0: "門", 1: "🚌"}

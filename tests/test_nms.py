@@ -24,13 +24,14 @@ def decode(head: NDArray[np.float32], kind: str, conf: float) -> Triple:
     if kind == "end2end":
         ids = rows[:, 5]
         keep = (rows[:, 4] > conf) & np.isfinite(rows).all(1) & (ids >= 0) & (ids < 80) & (ids == np.floor(ids))
+        keep &= (rows[:, 0:2] <= rows[:, 2:4]).all(1)
         return rows[keep, :4], rows[keep, 4], rows[keep, 5].astype(np.int64)
     scores = rows[:, 5:] * rows[:, 4:5] if kind == "yolov5" else rows[:, 4:]
     scores = np.where(np.isnan(scores), -np.inf, scores)
     best, classes = scores.max(1), scores.argmax(1)
     half = rows[:, 2:4] / np.float32(2)
     boxes = np.concatenate([rows[:, :2] - half, rows[:, :2] + half], 1)
-    keep = (best > conf) & np.isfinite(best) & np.isfinite(boxes).all(1)
+    keep = (best > conf) & np.isfinite(best) & np.isfinite(boxes).all(1) & (boxes[:, :2] <= boxes[:, 2:]).all(1)
     if kind == "yolov5":
         keep &= rows[:, 4] > conf  # as YOLOv5 does it; tells only where a value is no probability
     return boxes[keep], best[keep].astype(np.float32), classes[keep].astype(np.int64)
@@ -43,7 +44,7 @@ def expected(head: NDArray[np.float32], kind: str, options: dict[str, Any]) -> T
         keep = np.array(options["allowed"], bool)[classes]
         boxes, scores, classes = boxes[keep], scores[keep], classes[keep]
     if kind == "end2end":
-        kept = np.arange(len(scores))
+        kept = np.argsort(-scores, kind="stable")  # suppressed by the network, but not ordered by it
     else:
         kept_list: list[int] = []
         for group in [0] if options["agnostic"] else np.unique(classes):
@@ -95,7 +96,9 @@ def as_kind(head: NDArray[np.float32], kind: str, rng: np.random.Generator) -> N
     rows = np.zeros((head.shape[1], 6), np.float32)
     rows[:, :2] = head[:2].T
     rows[:, 2:4] = head[:2].T + head[2:4].T
-    rows[:, 4] = np.sort(head[4:].max(0))[::-1]
+    rows[:, 4] = head[4:].max(0)
+    if rng.random() < 0.5:  # most networks order their rows; not all
+        rows[:, 4] = np.sort(rows[:, 4])[::-1]
     rows[:, 5] = rng.integers(-1, head.shape[0] - 3, head.shape[1])
     return rows
 
@@ -113,6 +116,7 @@ def as_kind(head: NDArray[np.float32], kind: str, rng: np.random.Generator) -> N
     agnostic=st.booleans(),
     filtered=st.booleans(),
     poison=st.booleans(),
+    inverted=st.booleans(),
 )
 def test_random_heads(
     seed: int,
@@ -126,9 +130,13 @@ def test_random_heads(
     agnostic: bool,
     filtered: bool,
     poison: bool,
+    inverted: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
-    head = as_kind(random_head(rng, anchors, 80, ties, share), kind, rng).copy()
+    columns = random_head(rng, anchors, 80, ties, share)
+    if inverted:
+        columns[2:4] *= rng.choice([1, -1], (2, anchors), p=[0.7, 0.3])
+    head = as_kind(columns, kind, rng).copy()
     if poison:
         count = max(1, head.size // 50)
         head.flat[rng.integers(0, head.size, count)] = rng.choice([np.nan, np.inf, -np.inf, 0.0, -1.0], count)
@@ -157,6 +165,27 @@ def test_zero_area_boxes_are_not_suppressed() -> None:
     head[:2] = 50
     head[4] = np.linspace(0.5, 0.9, 10)
     assert check(head) == 10
+
+
+def test_inverted_boxes_are_dropped() -> None:
+    head = np.zeros((84, 4), np.float32)
+    head[:2] = 50
+    head[2:4] = [[10, -10, 10, -10], [10, 10, -10, -10]]
+    head[4] = 0.9
+    assert check(head) == 1
+    for kind in ("raw_transposed", "yolov5", "end2end"):
+        rng = np.random.default_rng(0)
+        assert check(as_kind(head, kind, rng), kind, allowed=[], classes=80) <= 1
+
+
+def test_unsorted_end2end_rows_come_best_first() -> None:
+    scores = [0.3, 0.9, 0.3, 0.6]
+    head = np.array([[i, 0, 10 + i, 10, score, i] for i, score in enumerate(scores)], np.float32)
+    assert check(head, "end2end") == 4
+    _, got, ids = _core.Postprocessor(conf=0.25, iou=0.7, max_det=3, agnostic=False, allowed=[]).run(
+        head, "end2end", 80, SAME
+    )
+    assert (got.tolist(), ids.tolist()) == (np.array([0.9, 0.6, 0.3], np.float32).tolist(), [1, 3, 0])
 
 
 def test_every_anchor_broken() -> None:

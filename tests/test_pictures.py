@@ -82,6 +82,31 @@ def test_16_bits_are_divided_by_257(tmp_path: Path, suffix: str, channels: int) 
     assert np.array_equal(got, np.broadcast_to(expected, got.shape))
 
 
+@pytest.mark.parametrize("highest", [1, 15, 100, 254, 255, 256, 1023, 4095, 65535])
+@pytest.mark.parametrize("kind", [b"P5", b"P6", b"P7"])
+def test_binary_pnm_is_scaled_by_its_highest_value(tmp_path: Path, kind: bytes, highest: int) -> None:
+    if kind == b"P7" and highest == 1:
+        pytest.skip("OpenCV reads such a PAM picture as black")
+    channels = 3 if kind == b"P6" else 1
+    values = np.random.default_rng(highest).integers(0, highest + 1, (4, 6, channels))
+    values[0, :3] = np.array([0, 1, highest])[:, None]
+    if kind == b"P7":
+        head = b"P7\n# made here\nWIDTH 6\nHEIGHT 4\nDEPTH 1\nMAXVAL %d\nTUPLTYPE GRAYSCALE\nENDHDR\n" % highest
+    else:
+        head = kind + b"\n# made 9 9 9\n6 4 # here\n%d\n" % highest
+    (tmp_path / "a.pnm").write_bytes(head + values.astype(">u2" if highest > 255 else "u1").tobytes())
+    expected = np.floor(values * 255 / highest + 0.5).astype(np.uint8)[:, :, ::-1]  # BGR
+    assert np.array_equal(image_of(tmp_path / "a.pnm"), np.broadcast_to(expected, (4, 6, 3)))
+
+
+@pytest.mark.parametrize("highest", [15, 255, 1023, 65535])
+def test_text_pnm_is_scaled_by_its_highest_value(tmp_path: Path, highest: int) -> None:
+    values = np.array([0, highest // 5 * 2, highest // 5 * 3, highest])
+    text = f"P2\n4 1\n{highest}\n{' '.join(map(str, values))}\n"
+    (tmp_path / "a.pgm").write_text(text)
+    assert image_of(tmp_path / "a.pgm")[0, :, 1].tolist() == np.floor(values * 255 / highest + 0.5).tolist()
+
+
 CODECS = {
     "JPEG": (".jpg", ()),
     "progressive JPEG": (".jpg", (cv2.IMWRITE_JPEG_PROGRESSIVE, 1)),

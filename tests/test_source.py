@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -135,3 +136,65 @@ def test_a_source_left_half_read_keeps_nobody_waiting(tmp_path: Path) -> None:
         thread.join(20)
     assert counts == [8] * 4
     assert len(list(paused)) == 7
+
+
+def test_names_that_cannot_be_looked_up_are_source_errors(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for name, words in (
+        ("n" * 300, "File name too long"),
+        (str(tmp_path / "sub" / ("n" * 5000)), "File name too long"),
+        ("9" * 300, "File name too long"),
+        ("9" * 12, "no such file"),
+        (f"{loop}/a.png", "Too many levels"),
+        ("a\0b", "null"),
+        ("~nobody-has-this-name/a.png", "no such file"),
+        ("[" * 300, "no file matches"),
+    ):
+        with pytest.raises(SourceError, match=words) as caught:
+            edgeyolo.open(name)
+        assert len(str(caught.value)) < 1000
+        frames = list(edgeyolo.open(iter([name, photo()])))
+        assert [frame.error is None for frame in frames] == [False, True]
+    assert "Too many levels" in error_of(loop)
+    with pytest.raises(InvalidInput, match="camera index"):
+        edgeyolo.open(10**10)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_no_permission_is_a_source_error(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(encode(".png", photo()))
+    folder.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # root may read everything
+    try:
+        for name in (folder / "a.png", folder / "b.png", folder / "sub" / "c.png", folder):
+            with pytest.raises(SourceError, match=r"Permission denied|cannot be read"):
+                edgeyolo.open(name)
+        with pytest.raises(SourceError, match="Permission denied"):
+            edgeyolo.open(f"{folder}/*.png")
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)
+
+
+def test_a_working_folder_that_is_gone_is_a_source_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for name in ("a.png", "*.png", "sub/a.png"):
+        with pytest.raises(SourceError):
+            edgeyolo.open(name)
+
+
+def test_a_frame_is_printed_without_its_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encode(".png", photo()))
+    (tmp_path / "b.png").write_bytes(b"")
+    good, bad = edgeyolo.open([tmp_path / "a.png", tmp_path / "b.png"])
+    assert repr(good) == f"<Frame 0 of {tmp_path / 'a.png'}: 67x48>"
+    assert repr(bad).startswith(f"<Frame 1 of {tmp_path / 'b.png'}: ") and "empty" in repr(bad)
+    assert repr(edgeyolo.Frame(photo(), 3, 1.25)) == "<Frame 3 at 1.250 s: 67x48>"

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Detection", "Detections"]
 
+COLUMNS = (
+    ("boxes", (4,), np.dtype(np.float32)),
+    ("scores", (), np.dtype(np.float32)),
+    ("class_ids", (), np.dtype(np.int64)),
+)
+
 
 class Detection(NamedTuple):
     """One detected object. `box` is (x1, y1, x2, y2) in pixels of the image that was handed in."""
@@ -35,7 +41,9 @@ class Detections:
     boxes: (N, 4) float32, xyxy, in pixels of the image that was handed in, clipped to it.
     scores: (N,) float32 in 0..1. class_ids: (N,) int64. names: class id -> name, all classes of the model.
     image_size: (width, height) of the image. timings: milliseconds per stage where they were asked for, else None.
-    The arrays are read-only and never change: the next call of the detector writes elsewhere.
+    An object outside the image, in the letterbox's border, has a box without area on the image's edge.
+    Nothing in it changes: the arrays are copies and read-only, the mappings read-only. A class id that `names` lacks
+    is named by its number. Raises InvalidInput for arrays of other shapes or types.
     """
 
     boxes: NDArray[np.float32]
@@ -46,20 +54,22 @@ class Detections:
     timings: Mapping[str, float] | None = field(default=None)
 
     def __post_init__(self) -> None:
-        count = len(self.scores)
-        wanted: dict[str, tuple[NDArray[Any], tuple[int, ...], type[np.generic]]] = {
-            "boxes": (self.boxes, (count, 4), np.float32),
-            "scores": (self.scores, (count,), np.float32),
-            "class_ids": (self.class_ids, (count,), np.int64),
-        }
-        for name, (array, shape, dtype) in wanted.items():
-            if array.shape != shape or array.dtype != dtype:
-                raise InvalidInput(
-                    f"{name} must be {np.dtype(dtype)} of the shape {shape}, found {array.dtype} of {array.shape}"
-                )
-            array.flags.writeable = False
-        if not isinstance(self.names, MappingProxyType):
-            object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
+        count = len(self.scores) if isinstance(self.scores, np.ndarray) and self.scores.ndim else 0
+        for name, columns, dtype in COLUMNS:
+            array = getattr(self, name)
+            shape = (count, *columns)
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+                found = f"{array.dtype} of {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise InvalidInput(f"{name} must be {dtype} of the shape {shape}, found {found}")
+            # A copy of a few hundred bytes takes a fraction of a microsecond. Without it the caller's array would turn
+            # read-only, or its base or another view could still change the result.
+            copied = np.array(array)
+            copied.flags.writeable = False
+            object.__setattr__(self, name, copied)
+        for name in ("names", "timings"):
+            mapping = getattr(self, name)
+            if mapping is not None and not isinstance(mapping, MappingProxyType):
+                object.__setattr__(self, name, MappingProxyType(dict(mapping)))
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -77,28 +87,31 @@ class Detections:
         if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
             class_id = int(self.class_ids[index])
             x1, y1, x2, y2 = self.boxes[index].tolist()
-            return Detection((x1, y1, x2, y2), float(self.scores[index]), class_id, self.names[class_id])
+            return Detection((x1, y1, x2, y2), float(self.scores[index]), class_id, self._name(class_id))
         if not isinstance(index, slice):
             index = np.asarray(index)
-            if index.size == 0:
-                index = index.astype(np.int64)
+            if index.size == 0 and index.dtype.kind == "f":
+                index = index.astype(np.int64)  # NumPy takes [] for floats
             if index.ndim != 1 or index.dtype.kind not in "biu":
                 raise InvalidInput(f"index with an int, a slice, a mask or a list of positions, found {index!r}")
             if index.dtype.kind == "b" and len(index) != len(self):
                 raise InvalidInput(f"a mask for {len(self)} detections has as many values, found {len(index)}")
         return Detections(
-            boxes=self.boxes[index].copy(),
-            scores=self.scores[index].copy(),
-            class_ids=self.class_ids[index].copy(),
+            boxes=self.boxes[index],
+            scores=self.scores[index],
+            class_ids=self.class_ids[index],
             names=self.names,
             image_size=self.image_size,
             timings=self.timings,
         )
 
+    def _name(self, class_id: int) -> str:
+        return self.names.get(class_id, str(class_id))
+
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
         for class_id in self.class_ids.tolist():
-            name = self.names[class_id]
+            name = self._name(class_id)
             counts[name] = counts.get(name, 0) + 1
         found = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
         return f"<Detections: {found} in {self.image_size[0]}x{self.image_size[1]}>"

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .detections import Detections
+from .errors import InvalidInput
 from .image import as_image
 from .opencv import require_cv2
 from .pictures import as_bgr
@@ -33,6 +34,8 @@ FIRST_COLORS = (
     (66, 228, 240),
 )
 PALETTE_SIZE = 128  # more classes share colours
+MAX_NAME = 100  # characters of a name that are tried at all
+MAX_STROKE = 1000  # pixels
 
 
 def draw(
@@ -52,11 +55,17 @@ def draw(
     Each class has a colour of its own, the same in every picture and every run. Labels keep inside the picture and
     apart from each other while there is room; better detections lie on top. OpenCV 5 writes any alphabet that its
     font holds. OpenCV 4 writes ASCII alone: accents are left out there, and a name that does not survive this is
-    written as "class 7". Raises InvalidInput for what is no image, SourceError where OpenCV is missing.
+    written as "class 7"; control characters appear as "?". Raises InvalidInput for what is no image or no result, boxes
+    that are not finite, and sizes outside 1 to 1000 pixels; SourceError where OpenCV is missing.
     """
     canvas: NDArray[np.uint8] = as_bgr(as_image(image)).copy()
+    _check_result(result)
+    _check_size("line_width", line_width)
+    _check_size("text_height", text_height)
     if len(result.boxes) == 0:
         return canvas
+    if not np.isfinite(result.boxes).all():
+        raise InvalidInput("a box to draw has finite corners, found NaN or infinity among the boxes of the result")
     cv2 = require_cv2()
     height, width = canvas.shape[:2]
     text_height = text_height or _text_height(width, height)
@@ -83,6 +92,19 @@ def draw(
         cv2.rectangle(canvas, rect[:2], (rect[2] - 1, rect[3] - 1), color, cv2.FILLED)
         pen.write(canvas, text, rect, _ink(color))
     return canvas
+
+
+def _check_result(result: object) -> None:
+    if not isinstance(result, Detections):
+        hint = ". A stream gives None where frame.error says why" if result is None else ""
+        raise InvalidInput(f"the result must be Detections, found {type(result).__name__}{hint}")
+
+
+def _check_size(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= MAX_STROKE:
+        raise InvalidInput(f"{name} must be a whole number of pixels from 1 to {MAX_STROKE}, found {value!r}")
 
 
 class _Pen:
@@ -119,11 +141,15 @@ class _Pen:
         """The label, with the end of its name left out where the picture is narrower."""
         if self._width(name + score) + 2 * self.pad <= room:
             return name + score
-        for keep in range(len(name) - 1, 0, -1):
+        best, low, high = score.strip(), 0, len(name)  # the first `low` characters fit, the first `high` do not
+        while high - low > 1:
+            keep = (low + high) // 2
             text = name[:keep].rstrip() + ".." + score
             if self._width(text) + 2 * self.pad <= room:
-                return text
-        return score.strip()
+                best, low = text, keep
+            else:
+                high = keep
+        return best
 
     def write(self, canvas: NDArray[np.uint8], text: str, rect: Rect, color: Color) -> None:
         at = (rect[0] + self.pad, rect[3] - self.below - self.pad // 2)
@@ -148,7 +174,9 @@ def _corners(boxes: NDArray[Any], width: int, height: int, line_width: int) -> l
 
 
 def _label(result: Detections, class_id: int, ascii_only: bool) -> str:
-    name = str(result.names.get(class_id, f"class {class_id}"))
+    name = str(result.names.get(class_id, f"class {class_id}"))[:MAX_NAME]
+    # OpenCV crashes on a lone surrogate, and a line break would leave the label's rectangle.
+    name = "".join("?" if unicodedata.category(mark) in ("Cc", "Cs", "Zl", "Zp") else mark for mark in name)
     if not ascii_only or name.isascii():
         return name
     plain = "".join(mark for mark in unicodedata.normalize("NFKD", name) if not unicodedata.combining(mark))

@@ -12,6 +12,7 @@ from .errors import InvalidInput, ManifestError
 __all__ = ["ModelFacts", "facts_from_metadata", "names_from_caller"]
 
 MAX_TEXT = 1 << 20
+MAX_SIDE = 32767
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,12 @@ def _class_names(names: object, where: str, error: type[InvalidInput] | type[Man
     wrong = [name for name in found.values() if not isinstance(name, str)]
     if wrong:
         raise error(f"{where} must hold text, found {wrong[0]!r}")
+    for name in found.values():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            # A lone surrogate: no JSON file, no terminal and no font takes it.
+            raise error(f"{where} must hold text that can be written as UTF-8, found {name[:80]!r}") from None
     return {key: found[key] for key in sorted(found)}
 
 
@@ -98,9 +105,11 @@ def _size(imgsz: object) -> tuple[int, int]:
     if (
         not isinstance(values, (list, tuple))
         or len(values) != 2
-        or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in values)
+        or any(isinstance(v, bool) or not isinstance(v, int) or not 1 <= v <= MAX_SIDE for v in values)
     ):
-        raise ManifestError(f"the model's metadata 'imgsz' must be [height, width], found {imgsz!r}")
+        raise ManifestError(
+            f"the model's metadata 'imgsz' must be [height, width], 1 to {MAX_SIDE} pixels each, found {imgsz!r}"
+        )
     return values[0], values[1]
 
 

@@ -12,6 +12,7 @@ import stat
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,12 @@ PICTURE_SUFFIXES = frozenset({
 })
 # fmt: on
 HEAD_BYTES = 1024
-# IMREAD_COLOR turns 16 bits into 8 by dropping the low byte (300 -> 1 and 65535 -> 255). These formats always use the
-# whole range of 16 bits, so they are read as they are and divided by 257. A 10-bit JPEG 2000 or AVIF is left to cv2.
-DEEP_FORMATS = ("PNG", "TIFF")
+# IMREAD_COLOR turns 16 bits into 8 by dropping the low byte (300 -> 1 and 65535 -> 255). PNG and TIFF always use the
+# whole range of 16 bits, so they are read as they are and divided by 257; PNM says how far its values go, see
+# `_pnm_to_8_bits`. A 10-bit JPEG 2000 or AVIF is left to cv2.
+DEEP_FORMATS = ("PNG", "TIFF", "PNM")
+PNM_HEADER = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*[\r\n])+(\d+)")  # width, height, the highest value
+PAM_HEADER = re.compile(rb"P7\s.*?^MAXVAL\s+(\d+)", re.MULTILINE | re.DOTALL)
 # In the coded data of a JPEG, 0xFF is followed by 0x00 (a stuffed byte), by a restart mark or by fill bytes.
 JPEG_NEXT_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 
@@ -78,8 +82,9 @@ def read_head(path: Path) -> bytes:
 def read_picture(path: Path) -> NDArray[np.uint8]:
     """One picture file as (H, W, 3) uint8 BGR, turned upright as its EXIF orientation says.
 
-    Grey pictures get three equal channels, transparency is dropped, 16 bits become 8 by dividing by 257. Of a file
-    with several pictures (GIF, TIFF) the first is read. OpenCV does not turn AVIF pictures. Raises SourceError.
+    Grey pictures get three equal channels, transparency is dropped, 16 bits become 8 by dividing by 257; PNM values are
+    scaled by 255 / the highest value that the file states. Of a file with several pictures (GIF, TIFF) the first is
+    read. OpenCV does not turn AVIF pictures. Raises SourceError.
     """
     cv2 = require_cv2()
     head = read_head(path)
@@ -105,6 +110,8 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
             f"{path}: this {name} picture cannot be decoded: it is truncated or damaged, "
             f"or of a kind that OpenCV {cv2.__version__} cannot read"
         )
+    if name == "PNM":
+        image = _pnm_to_8_bits(image, head)
     try:
         return as_bgr(as_image(image))
     except InvalidInput as error:
@@ -118,6 +125,18 @@ def as_bgr(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if image.shape[2] == 1:
         return np.repeat(image, 3, axis=2)
     return image if image.shape[2] == 3 else np.ascontiguousarray(image[:, :, :3])
+
+
+def _pnm_to_8_bits(image: NDArray[Any], head: bytes) -> NDArray[Any]:
+    """0..maxval to 0..255. OpenCV hands out the numbers as they are; only text files below 256 it has scaled itself."""
+    match = PAM_HEADER.match(head) if head.startswith(b"P7") else PNM_HEADER.match(head)
+    if match is None or (image.dtype == np.uint8 and head[:2] in (b"P2", b"P3")):
+        return image
+    highest = int(match.group(match.lastindex or 0))
+    if not 0 < highest < 65536 or highest == 255:
+        return image
+    values = np.minimum(image.astype(np.uint32), highest)
+    return ((values * 255 + highest // 2) // highest).astype(np.uint8)
 
 
 _FORMATS = "JPEG, PNG, WebP, BMP, TIFF, GIF, JPEG 2000, AVIF or PNM data"

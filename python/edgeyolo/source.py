@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import glob
 import os
 import re
+import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,9 +40,10 @@ EXPECTED = (
     "the text of a GStreamer pipeline, an array (H, W, 3) or (N, H, W, 3), a list of these, or an iterator of arrays"
 )
 NO_INDEX = -1
+MAX_CAMERA = 999_999_999
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Frame:
     """One item of a source: an image, or the error that stands in its place.
 
@@ -57,6 +60,12 @@ class Frame:
     path: str | None = None
     error: SourceError | None = None
     from_array: bool = False
+
+    def __repr__(self) -> str:
+        what = self.error if self.image is None else f"{self.image.shape[1]}x{self.image.shape[0]}"
+        where = "" if self.path is None else f" of {self.path}"
+        when = "" if self.timestamp is None else f" at {self.timestamp:.3f} s"
+        return f"<Frame {self.index}{where}{when}: {what}>"
 
 
 @dataclass(frozen=True)
@@ -165,10 +174,10 @@ def _open_capture(name: str, capture: Any) -> Source:
 
 def _as_camera(source: Any) -> int | str | None:
     if isinstance(source, (int, np.integer)) and not isinstance(source, bool):
-        if source < 0:
-            raise InvalidInput(f"a camera index counts from 0, found {source}")
+        if not 0 <= source <= MAX_CAMERA:
+            raise InvalidInput(f"a camera index is a number from 0 to {MAX_CAMERA}, found {source}")
         return int(source)
-    if isinstance(source, str) and source.isascii() and source.isdigit() and not Path(source).exists():
+    if isinstance(source, str) and re.fullmatch("[0-9]{1,9}", source) and not os.path.exists(source):
         return int(source)
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
@@ -208,8 +217,27 @@ def _find_files(text: str, recursive: bool) -> list[Path]:
     """The files that a path, folder or glob names, in natural order."""
     if not text:
         raise InvalidInput(f"the source is an empty text: expected {EXPECTED}")
-    path = Path(text).expanduser()
-    if path.is_dir():
+    try:
+        return _look_up(text, Path(os.path.expanduser(text)), recursive)
+    except OSError as error:  # no permission, a name too long, a working folder that was removed
+        raise SourceError(f"{_short(text)}: cannot be opened: {error.strerror or error}") from error
+    except ValueError as error:  # a zero byte
+        raise SourceError(f"{_short(text)!r}: no file can have this name: {error}") from error
+
+
+def _look_up(text: str, path: Path, recursive: bool) -> list[Path]:
+    """As `_find_files`; OSError and ValueError come through."""
+    is_pattern = any(mark in text for mark in "*?[")
+    mode = 0
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        # A pattern may be longer than a name; a link that leads nowhere is told when its turn comes.
+        if not (is_pattern and error.errno == errno.ENAMETOOLONG) and not os.path.lexists(path):
+            raise
+    if stat.S_ISDIR(mode):
         files = _list_folder(path, recursive)
         if not files:
             inside = "" if recursive else "; recursive=True goes through its subfolders"
@@ -217,14 +245,18 @@ def _find_files(text: str, recursive: bool) -> list[Path]:
         return sorted(files, key=_natural_order)
     if os.path.lexists(path):
         return [path]
-    if any(mark in text for mark in "*?["):
+    if is_pattern:
         found = [Path(name) for name in glob.glob(str(path), recursive=True)]
-        files = [file for file in found if not file.is_dir()]
+        files = [file for file in found if not os.path.isdir(file)]
         if not files:
             folders = f"; it matches {len(found)} folders, open these instead" if found else ""
             raise SourceError(f"{text}: no file matches this pattern in {Path.cwd()}{folders}")
         return sorted(files, key=_natural_order)
     raise SourceError(f"{text}: no such file or folder. {_nearby(path)}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]}... ({len(text)} characters)"
 
 
 def _list_folder(folder: Path, recursive: bool) -> list[Path]:
@@ -247,9 +279,12 @@ def _natural_order(path: Path) -> list[tuple[int, int, str]]:
 
 
 def _nearby(path: Path) -> str:
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         return f"The folder {path.parent} does not exist; paths start from {Path.cwd()}"
-    names = {other.name.casefold(): other.name for other in path.parent.iterdir()}
+    try:
+        names = {other.name.casefold(): other.name for other in path.parent.iterdir()}
+    except OSError as error:
+        return f"The folder {path.parent} cannot be read: {error.strerror}"
     close = difflib.get_close_matches(path.name.casefold(), names, n=3)
     if close:
         return f"Did you mean {', '.join(str(path.with_name(names[name])) for name in close)}?"

@@ -144,6 +144,24 @@ TEST_P(DecodeRaw, BoxThatIsNotFiniteIsDropped) {
     EXPECT_EQ(run_both(rows).index, Ints{13});
 }
 
+TEST_P(DecodeRaw, InvertedBoxIsDroppedAndABoxWithoutAreaStays) {
+    const float small = -0x1p-30f;  // lost in rounding beside 16: both sides are then equal
+    const Candidates found = run_both({{16, 20, -4, 6, 0.9f},
+                                       {16, 20, 4, -6, 0.9f},
+                                       {16, 20, -4, -6, 0.9f},
+                                       {16, 20, 0, 6, 0.9f},
+                                       {16, 20, 4, -0.f, 0.9f},
+                                       {16, 20, small, small, 0.9f},
+                                       {0, 0, small, 1, 0.9f}});
+    EXPECT_EQ(found.index, (Ints{3, 4, 5}));
+    EXPECT_EQ(found.x1, (Floats{16, 14, 16}));
+    EXPECT_EQ(found.x2, (Floats{16, 18, 16}));
+}
+
+TEST_P(DecodeRaw, ScoresAboveOneArePassedThrough) {
+    EXPECT_EQ(run_both({{1, 1, 1, 1, 7.5f, 0.4f}, {1, 1, 1, 1, 1.f, 0.f}}).score, (Floats{7.5f, 1.f}));
+}
+
 TEST_P(DecodeRaw, ClassFilterLooksAtTheBestClass) {
     const std::uint8_t allowed[] = {1, 0, 1};
     const Candidates found =
@@ -222,14 +240,17 @@ TEST_P(Decode, End2endRows) {
                                                      {1, 2, 3, 4, inf, 0},
                                                      {1, nan, 3, 4, 0.9f, 0},
                                                      {1, 2, inf, 4, 0.9f, 0},
-                                                     {5, 6, 7, 8, 0.9f, -0.f}});  // kept: minus zero is class 0
-    EXPECT_EQ(found.index, (Ints{0, 12}));
-    EXPECT_EQ(found.class_id, (Ints{2, 0}));
-    EXPECT_EQ(found.x1, (Floats{1, 5}));
-    EXPECT_EQ(found.y1, (Floats{2, 6}));
-    EXPECT_EQ(found.x2, (Floats{3, 7}));
-    EXPECT_EQ(found.y2, (Floats{4, 8}));
-    EXPECT_EQ(found.score, (Floats{0.3f, 0.9f}));
+                                                     {3, 2, 1, 4, 0.9f, 0},     // inverted
+                                                     {1, 4, 3, 2, 0.9f, 0},     //
+                                                     {5, 6, 7, 8, 0.9f, -0.f},  // kept: minus zero is class 0
+                                                     {5, 6, 5, 6, 0.8f, 1}});   // kept: without area
+    EXPECT_EQ(found.index, (Ints{0, 14, 15}));
+    EXPECT_EQ(found.class_id, (Ints{2, 0, 1}));
+    EXPECT_EQ(found.x1, (Floats{1, 5, 5}));
+    EXPECT_EQ(found.y1, (Floats{2, 6, 6}));
+    EXPECT_EQ(found.x2, (Floats{3, 7, 5}));
+    EXPECT_EQ(found.y2, (Floats{4, 8, 6}));
+    EXPECT_EQ(found.score, (Floats{0.3f, 0.9f, 0.8f}));
 
     const std::uint8_t allowed[] = {1, 1, 0};
     EXPECT_EQ(run(HeadKind::end2end, {{1, 2, 3, 4, 0.9f, 2}, {1, 2, 3, 4, 0.8f, 1}}, {0.25f, allowed}).index, Ints{1});

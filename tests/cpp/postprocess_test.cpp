@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <thread>
@@ -60,19 +61,31 @@ TEST(Postprocess, EveryOptionReachesItsStep) {
     EXPECT_EQ(scores({0.25f, 0.7f, 300, false, {0, 1}}), (Floats{0.8f, 0.7f, 0.4f}));
 }
 
-TEST(Postprocess, End2endIsNotSuppressedAgain) {
-    const Head head{HeadKind::end2end, 4, 2};
-    const Floats data{100, 200, 120, 220, 0.5f, 1,  //
-                      100, 200, 120, 220, 0.9f, 1,  // the same box again, and better: the network's order stays
-                      100, 200, 120, 220, 0.1f, 0,  //
-                      0,   140, 640, 500, 0.3f, 0};
+TEST(Postprocess, End2endIsOrderedAndNotSuppressedAgain) {
+    const Head head{HeadKind::end2end, 5, 2};
+    const Floats data{100, 200, 120, 220, 0.3f, 1,  //
+                      100, 200, 120, 220, 0.9f, 1,  // the same box again, and better
+                      100, 200, 120, 220, 0.1f, 0,  // below conf
+                      0,   140, 640, 500, 0.3f, 0,  // as good as the first: stays behind it
+                      0,   140, 320, 320, 0.5f, 1};
     Postprocessor all({});
     const Results results = run(all, data, head);
-    EXPECT_EQ(results.boxes, (Floats{200, 120, 240, 160, 200, 120, 240, 160, 0, 0, 1280, 720}));
-    EXPECT_EQ(results.scores, (Floats{0.5f, 0.9f, 0.3f}));
-    EXPECT_EQ(results.class_ids, (Ints{1, 1, 0}));
+    EXPECT_EQ(results.scores, (Floats{0.9f, 0.5f, 0.3f, 0.3f}));
+    EXPECT_EQ(results.class_ids, (Ints{1, 1, 1, 0}));
+    EXPECT_EQ(results.boxes, (Floats{200, 120, 240, 160, 0, 0, 640, 360, 200, 120, 240, 160, 0, 0, 1280, 720}));
+    // max_det takes the best, not the first.
     Postprocessor two({0.25f, 0.7f, 2, false, {}});
-    EXPECT_EQ(run(two, data, head).scores, (Floats{0.5f, 0.9f}));
+    EXPECT_EQ(run(two, data, head).scores, (Floats{0.9f, 0.5f}));
+    const Floats below(30, 0.1f);
+    EXPECT_EQ(run(two, below, head).size(), 0u);
+}
+
+TEST(Postprocess, BoxOutsideThePictureHasNoAreaOnItsEdge) {
+    Postprocessor postprocessor({});
+    const Head head{HeadKind::end2end, 2, 1};
+    const Floats data{100, 20,  120, 100, 0.9f, 0,  // in the upper border, which ends at row 140
+                      700, 200, 720, 220, 0.8f, 0};
+    EXPECT_EQ(run(postprocessor, data, head).boxes, (Floats{200, 0, 240, 0, 1280, 120, 1280, 160}));
 }
 
 TEST(Postprocess, BadOptionsAreRefused) {
@@ -149,17 +162,23 @@ TEST(Postprocess, LiveCountersReturnToZero) {
 }
 
 TEST(Postprocess, SecondFrameAllocatesNothing) {
-    const Head head{HeadKind::raw, 400, 5};
-    const Floats data = random_head(head, 9);
-    const Letterbox geometry = hd_to_640();
-    Postprocessor postprocessor({});
-    const auto frame = [&] { postprocessor.run(data.data(), head, geometry, best_isa()); };
-    const long start = edgeyolo_test::allocations();
-    frame();
-    const long after_first = edgeyolo_test::allocations();
-    EXPECT_GT(after_first, start);
-    frame();
-    EXPECT_EQ(edgeyolo_test::allocations(), after_first);
+    for (const Head& head : {Head{HeadKind::raw, 400, 5}, Head{HeadKind::end2end, 400, 5}}) {
+        Floats data = random_head(head, 9);
+        if (head.kind == HeadKind::end2end)  // rows without order
+            for (std::size_t i = 0; i < 400; ++i) {
+                const Floats row{0, 0, 9, 9, 0.3f + static_cast<float>(i * 7 % 400) / 1000.f, 1};
+                std::copy(row.begin(), row.end(), data.begin() + static_cast<std::ptrdiff_t>(6 * i));
+            }
+        const Letterbox geometry = hd_to_640();
+        Postprocessor postprocessor({});
+        const auto frame = [&] { postprocessor.run(data.data(), head, geometry, best_isa()); };
+        const long start = edgeyolo_test::allocations();
+        frame();
+        const long after_first = edgeyolo_test::allocations();
+        EXPECT_GT(after_first, start);
+        frame();
+        EXPECT_EQ(edgeyolo_test::allocations(), after_first);
+    }
 }
 
 }  // namespace

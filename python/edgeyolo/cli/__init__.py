@@ -16,12 +16,15 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from ..errors import EdgeYoloError, InvalidInput
 from . import bench, demo, detect, doctor, info
 from .options import UsageError
 from .output import complain
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 __all__ = ["main"]
 
@@ -35,35 +38,46 @@ interrupted; 2 wrong usage
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; prints errors itself and never raises for them."""
-    try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the help, the version, or the error
-        return stop.code if isinstance(stop.code, int) else WRONG_USAGE
+    replace_closed_streams()
+    debug = False
     try:
         with terminate_as_interrupt():
-            code: int = args.run(args)
+            parser = build_parser()
+            try:
+                args = parser.parse_args(argv)
+                debug = args.debug
+                code = args.run(args) if hasattr(args, "run") else show_help(parser)
+            except SystemExit as stop:  # argparse has printed the help, the version, or the error
+                code = stop.code if isinstance(stop.code, int) else WRONG_USAGE
             sys.stdout.flush()
-        return code
+        return int(code)
     except (UsageError, InvalidInput) as error:
-        return report(error, WRONG_USAGE, args.debug)
+        return report(error, WRONG_USAGE, debug)
     except BrokenPipeError:
-        # The reader (`| head`) has what it wanted. Python flushes stdout once more at exit: give it a place to go.
-        abandon_stdout()
-        return FAILED
+        return FAILED  # the reader (`| head`) has what it wanted
     except (EdgeYoloError, OSError) as error:
-        return report(error, FAILED, args.debug)
+        return report(error, FAILED, debug)
     except KeyboardInterrupt as error:
-        return report(error, FAILED, args.debug, "interrupted; what was finished until then is kept")
+        return report(error, FAILED, debug, "interrupted; what was finished until then is kept")
     except Exception as error:
-        hint = "" if args.debug else " (unexpected: run again with --debug and report the traceback)"
-        return report(error, FAILED, args.debug, f"{type(error).__name__}: {error}{hint}")
+        hint = "" if debug else " (unexpected: run again with --debug and report the traceback)"
+        return report(error, FAILED, debug, f"{type(error).__name__}: {error}{hint}")
+    finally:
+        settle(sys.stdout)
+        settle(sys.stderr)
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with the error in one line, instead of after a page of usage."""
 
+    hint = ""  # what to try where an argument is missing
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        (file or sys.stdout).write(self.format_help())  # argparse would keep quiet about a full disk
+
     def error(self, message: str) -> NoReturn:
-        complain(f"{message} (see `{self.prog} --help`)")
+        hint = f"; {self.hint}" if self.hint and "required" in message else ""
+        complain(f"{message}{hint} (see `{self.prog} --help`)")
         raise SystemExit(WRONG_USAGE)
 
 
@@ -87,12 +101,13 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in (detect, info, bench, doctor, demo):
         name = module.__name__.rpartition(".")[2]
         summary, _, details = (module.__doc__ or "").partition("\n")
         command = commands.add_parser(name, help=summary.rstrip("."), description=summary, formatter_class=formatter)
         command.epilog = details.strip() or None
+        command.hint = getattr(module, "HINT", "")
         # SUPPRESS: the copy after the command must not undo `edgeyolo --debug COMMAND`.
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback")
         module.add_arguments(command)
@@ -100,9 +115,16 @@ def build_parser() -> Parser:
     return parser
 
 
+def show_help(parser: Parser) -> int:
+    """A bare `edgeyolo`."""
+    parser.print_help(sys.stderr)
+    return WRONG_USAGE
+
+
 def report(error: BaseException, code: int, debug: bool, message: str | None = None) -> int:
     if debug:
-        traceback.print_exception(error)
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exception(error)
     complain(message or describe(error))
     return code
 
@@ -131,8 +153,20 @@ def terminate_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def abandon_stdout() -> None:
-    with contextlib.suppress(OSError, ValueError):  # no file descriptor: nothing will be flushed into the pipe
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+def replace_closed_streams() -> None:
+    """Python has None for a stream that was closed by the caller (`>&-`); what is written there is lost, no error."""
+    # In the order of their numbers, so that each takes its own and no file of ours becomes the new stdout of a library.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def settle(stream: TextIO) -> None:
+    """Python flushes a stream once more at exit; where that cannot work (closed pipe, full disk), let it go nowhere."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # no file descriptor: nothing will be flushed
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

@@ -30,7 +30,8 @@ WARM_UP = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="an .onnx file")
+    text = "an .onnx file (default: the traffic signs that ship with edgeyolo)"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
     picture = parser.add_mutually_exclusive_group()
     picture.add_argument("--source", metavar="IMAGE", help="a picture to run on")
     text = "random pixels of this size (default 720x1280)"
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     import edgeyolo
 
     image = read_picture(args.source) if args.source else random_picture(*args.size)
-    with edgeyolo.load(args.model, device=args.device, imgsz=args.imgsz) as detector:
+    model = args.model or edgeyolo.demo_model()
+    with edgeyolo.load(model, device=args.device, imgsz=args.imgsz) as detector:
         for _ in range(WARM_UP):
             found = detector(image)
         if sys.stderr.isatty():
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         facts = detector.info()
     report = {
         "schema": "edgeyolo.bench/1",
-        "model": args.model,
+        "model": model,
         "picture": {
             "source": args.source or "random pixels",
             "height": image.shape[0],

@@ -48,7 +48,7 @@ class Sign:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "write the drawn pictures there (default runs/demo)"
-    parser.add_argument("--save", type=usable_folder, default=Path("runs/demo"), metavar="DIR", help=text)
+    parser.add_argument("--save", type=usable_folder, default="runs/demo", metavar="DIR", help=text)
     add_device(parser)
     add_json(parser)
 

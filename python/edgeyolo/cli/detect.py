@@ -4,6 +4,12 @@ One line per picture on stdout. A file that cannot be read has a line of its
 own, the run goes on, and the exit code is 1. Ctrl-C ends a run early: each file
 that was written until then is kept and is whole.
 
+Of a folder every file is tried, and its outcome reported: label files (.txt)
+beside the pictures are errors. DIR/*.jpg takes the pictures alone.
+
+Pictures of --save keep their format; those that it cannot hold in colour or at
+their size (.pgm, very large .webp) are saved as .png.
+
 The document of --json (with "-" on stdout; the lines then go to stderr):
   schema: "edgeyolo.detect/1"; edgeyolo: its version; model: path;
   names: {id: name}; settings: {conf, iou, max_det, classes, agnostic};
@@ -23,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,12 +38,14 @@ from ..errors import SourceError
 from ..video import redacted
 from .files import JsonDocument
 from .options import UsageError, add_device, add_imgsz, class_key, fraction, positive, usable_folder
-from .output import Progress, progress
-from .results import Keeper, ResultFolder
+from .output import Progress, progress, say
+from .results import Keeper, NotSavedError, ResultFolder
 from .window import Window
 
 if TYPE_CHECKING:
     from ..detector import Detector
+
+HINT = "SOURCE comes before --classes, which takes every word after it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     import edgeyolo
 
     check_usage(args)
+    if not args.model:
+        say("model: the traffic sign detector that ships with edgeyolo (give --model for yours)", sys.stderr)
     model = args.model or edgeyolo.demo_model()
     options = {name: getattr(args, name) for name in ("conf", "iou", "max_det", "classes", "agnostic")}
     with contextlib.ExitStack() as stack:
@@ -103,7 +114,10 @@ def detect(source: str, detector: Detector, keeper: Keeper) -> None:
                 if frame.image is None:
                     keeper.fail(name, frame.error or SourceError("no picture"), frame)
                 else:
-                    keeper.keep(name, frame, detector(frame.image, timings=True))
+                    try:
+                        keeper.keep(name, frame, detector(frame.image, timings=True))
+                    except NotSavedError as error:
+                        keeper.fail(name, error, frame)
                 keeper.lines.advance()
                 if keeper.closed:
                     break
@@ -119,11 +133,13 @@ def check_usage(args: argparse.Namespace) -> None:
     if args.txt and not args.save:
         raise UsageError("--txt writes label files beside the saved pictures: give --save DIR too")
     if args.json and args.json != "-":
-        path = Path(args.json)
-        if path.exists() and not path.is_file():
+        path = args.json
+        if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(f"--json: expected the name of a file, but {path} is none; `--json -` writes to stdout")
     if args.save:
+        # os.path answers False for what it cannot look at; the source's own error comes when its turn does.
         for source in map(Path, args.sources):
-            folder = source if source.is_dir() else source.parent
-            if (source.exists() or set("*?[") & set(source.name)) and args.save.resolve() == folder.resolve():
+            folder = source if os.path.isdir(source) else source.parent
+            named = os.path.exists(source) or set("*?[") & set(source.name)
+            if named and os.path.realpath(args.save) == os.path.realpath(folder):
                 raise UsageError(f"--save {args.save} is the folder of the source {source}: choose another folder")

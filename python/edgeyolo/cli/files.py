@@ -7,16 +7,19 @@ file under a final name, and a file of an earlier run stays as it was until its 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import statistics
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import EdgeYoloError
 from ..opencv import require_cv2
+from ..video import announced_frames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,29 +29,56 @@ if TYPE_CHECKING:
 
     Image = NDArray[np.uint8]
 
-__all__ = ["JsonDocument", "VideoFile", "write_bytes", "write_picture"]
+__all__ = ["JsonDocument", "VideoFile", "encode_picture", "naming", "write_bytes", "write_picture"]
+
+_numbers = itertools.count()
 
 
 def temporary_for(path: Path) -> Path:
     """A hidden name in the same folder, so that the rename stays inside one file system. Makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not made from the file's own name, which may already be as long as the file system allows.
+    return path.with_name(f".edgeyolo-{os.getpid()}-{next(_numbers)}.tmp")
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError inside (disk full, no permission) names the file that the user asked for, not the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    temporary = temporary_for(path)
+    with naming(path):
+        temporary = temporary_for(path)
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def encode_picture(suffix: str, image: Image) -> bytes | None:
+    """A BGR uint8 picture in the format of a suffix; None where OpenCV cannot, by that suffix or at that size."""
+    cv2 = require_cv2()
+    if suffix.lower() in (".pgm", ".pbm"):  # hold no colour; asking OpenCV writes a line of its own on stderr
+        return None
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        good, data = cv2.imencode(suffix, image)
+    except cv2.error:
+        return None
+    return bytes(data.tobytes()) if good else None
 
 
 def write_picture(path: Path, image: Image) -> None:
-    """Encodes by the suffix of `path` (BGR, uint8)."""
-    _, data = require_cv2().imencode(path.suffix, image)
-    write_bytes(path, data.tobytes())
+    """Encodes by the suffix of `path` (BGR, uint8). Raises EdgeYoloError where that format cannot hold the picture."""
+    data = encode_picture(path.suffix, image)
+    if data is None:
+        raise EdgeYoloError(f"{path}: OpenCV cannot write this picture ({image.shape[1]}x{image.shape[0]}) so")
+    write_bytes(path, data)
 
 
 def is_utf8(path: Path) -> bool:
@@ -73,31 +103,44 @@ class JsonDocument:
         self._file: TextIO = sys.stdout
 
     def __enter__(self) -> JsonDocument:
-        if self.path is not None:
-            self._temporary = temporary_for(self.path)
-            self._file = open(self._temporary, "w", encoding="ascii")
-        # The head without its closing brace, then the list that add() fills.
-        self._file.write(json.dumps(self.head, indent=1).removesuffix("\n}") + ',\n "frames": [')
+        with self._naming():
+            if self.path is not None:
+                self._temporary = temporary_for(self.path)
+                self._file = open(self._temporary, "w", encoding="ascii")
+            try:
+                # The head without its closing brace, then the list that add() fills.
+                self._file.write(json.dumps(self.head, indent=1).removesuffix("\n}") + ',\n "frames": [')
+            except BaseException:  # __exit__ is not called then
+                self._remove_temporary()
+                raise
         return self
 
     def add(self, frame: dict[str, Any]) -> None:
-        # One write: Ctrl-C cannot come between two halves of an item.
-        self._file.write((",\n  " if self.count else "\n  ") + json.dumps(frame))
+        with self._naming():
+            # One write: Ctrl-C cannot come between two halves of an item.
+            self._file.write((",\n  " if self.count else "\n  ") + json.dumps(frame))
         self.count += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._file.write(f'\n ],\n "complete": {json.dumps(error is None)}\n}}\n')
-            if self.path is not None and self._temporary is not None:
-                self._file.close()
-                self._temporary.replace(self.path)
-        finally:  # after the rename there is nothing to remove; after a failure (disk full) there is
-            if self._temporary is not None:
-                with contextlib.suppress(OSError):
+            with self._naming():
+                self._file.write(f'\n ],\n "complete": {json.dumps(error is None)}\n}}\n')
+                if self.path is not None and self._temporary is not None:
                     self._file.close()
-                self._temporary.unlink(missing_ok=True)
+                    self._temporary.replace(self.path)
+        finally:  # after the rename there is nothing to remove; after a failure (disk full) there is
+            self._remove_temporary()
+
+    def _naming(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.path is None else naming(self.path)
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._temporary.unlink(missing_ok=True)
 
 
 class VideoFile:
@@ -112,8 +155,10 @@ class VideoFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
-        # FFmpeg chooses the container by the suffix.
-        self._temporary = temporary_for(path).with_suffix(f".tmp{path.suffix}")
+        self._written = 0  # without those that wait and those that were refused
+        with naming(path):
+            # FFmpeg chooses the container by the suffix.
+            self._temporary = temporary_for(path).with_suffix(f".tmp{path.suffix}")
         if not is_utf8(self._temporary):
             raise EdgeYoloError(f"{path}: OpenCV cannot write to a name that is not UTF-8: rename it")
         self._waiting: list[tuple[Image, float]] = []
@@ -131,13 +176,43 @@ class VideoFile:
             self._start()
 
     def close(self) -> None:
-        """Finishes the file and gives it its name; without a single frame there is no file."""
+        """Finishes the file and gives it its name; without a single frame there is no file.
+
+        Raises EdgeYoloError, and leaves no file, where not every frame is in it.
+        """
         if self.count == 0:
             return
-        if self._writer is None:
-            self._start()
-        self._writer.release()
-        self._temporary.replace(self.path)
+        try:
+            if self._writer is None:
+                self._start()
+            self._writer.release()
+            if not self._is_whole():
+                raise EdgeYoloError(
+                    f"{self.path}: the video could not be written: not all of its {self._written} frames are in the "
+                    "file (is the disk full?)"
+                )
+            with naming(self.path):
+                self._temporary.replace(self.path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _is_whole(self) -> bool:
+        """Reads back what was written: OpenCV tells of no failed write."""
+        cv2 = require_cv2()
+        capture = cv2.VideoCapture(str(self._temporary))
+        last = self._written - 1
+        quick = announced_frames(capture) == self._written and capture.set(cv2.CAP_PROP_POS_FRAMES, last)
+        quick = quick and capture.grab()
+        capture.release()
+        if quick:
+            return True
+        # The announced number is an estimate in some containers: before a video is thrown away, its frames are counted.
+        capture = cv2.VideoCapture(str(self._temporary))
+        found = 0
+        while capture.grab():
+            found += 1
+        capture.release()
+        return found == self._written
 
     def _start(self) -> None:
         times = [timestamp for _, timestamp in self._waiting]
@@ -149,7 +224,6 @@ class VideoFile:
         code = "MJPG" if self.path.suffix.lower() == ".avi" else "mp4v"
         writer = cv2.VideoWriter(str(self._temporary), cv2.VideoWriter.fourcc(*code), rate, self._size)
         if not writer.isOpened():
-            self._temporary.unlink(missing_ok=True)
             raise EdgeYoloError(f"{self.path}: this OpenCV cannot write such a video ({width}x{height}, {code})")
         self._writer = writer
         for image, _ in self._waiting:
@@ -162,3 +236,4 @@ class VideoFile:
             found = f"{image.shape[1]}x{image.shape[0]}"
             raise EdgeYoloError(f"{self.path}: the video began at {self._size[0]}x{self._size[1]}, a frame has {found}")
         self._writer.write(image)
+        self._written += 1

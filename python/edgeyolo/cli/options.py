@@ -74,6 +74,13 @@ def height_width(text: str) -> tuple[int, int]:
 def usable_folder(text: str) -> Path:
     """argparse type: a folder that exists or can be made; a file in its place is wrong usage."""
     folder = Path(text)
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise argparse.ArgumentTypeError(f"{text}: {reason}") from None
     for place in (folder, *folder.parents):
         if place.is_dir():
             if os.access(place, os.W_OK):

@@ -35,8 +35,9 @@ def say(text: str = "", file: TextIO | None = None) -> None:
 
 
 def complain(message: str) -> None:
-    """One line on stderr, whatever the message holds."""
-    say(f"edgeyolo: error: {printable(' '.join(message.split()))}", sys.stderr)
+    """One line on stderr, whatever the message holds; lost where stderr cannot be written (a full disk)."""
+    with contextlib.suppress(OSError, ValueError):
+        say(f"edgeyolo: error: {printable(' '.join(message.split()))}", sys.stderr)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

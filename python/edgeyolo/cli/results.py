@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInput
+from ..errors import EdgeYoloError, InvalidInput
 from ..opencv import require_cv2
-from .files import VideoFile, write_bytes, write_picture
+from .files import VideoFile, encode_picture, write_bytes
 from .output import Progress, complain, printable, say
 
 if TYPE_CHECKING:
     from ..detections import Detections
     from ..source import Frame
-    from .files import JsonDocument
+    from .files import Image, JsonDocument
     from .window import Window
 
-__all__ = ["Keeper", "ResultFolder", "label_lines"]
+__all__ = ["Keeper", "NotSavedError", "ResultFolder", "label_lines"]
 
 VIDEO_SUFFIXES = (".mp4", ".avi", ".mkv", ".mov", ".m4v")  # what OpenCV's FFmpeg writes with the codecs of VideoFile
+
+
+class NotSavedError(EdgeYoloError):
+    """A picture that no format here can hold: an error of this item, while the run goes on."""
 
 
 class Keeper:
@@ -37,10 +42,11 @@ class Keeper:
         self.lines, self.document, self.folder, self.window, self.quiet = lines, document, folder, window, quiet
         self.frames = self.objects = self.errors = 0
         self.milliseconds = 0.0
+        self.unsaved = False
         self.closed = False  # the user has closed the window
 
     def keep(self, source: str, frame: Frame, result: Detections) -> None:
-        """A frame that was read. Its files come first: a line means that they are there."""
+        """A frame that was read. Its files come first: a line means that they are there. Raises NotSavedError."""
         if self.folder is not None:
             self.folder.add(frame, result)
         if self.document is not None:
@@ -54,8 +60,9 @@ class Keeper:
         self.milliseconds += result.timings["total"] if result.timings else 0.0
 
     def fail(self, source: str, error: Exception, frame: Frame | None = None) -> None:
-        """A frame, or a whole source, that could not be read."""
+        """A frame, or a whole source, that could not be read; or, with NotSavedError, not be saved."""
         self.errors += 1
+        self.unsaved |= isinstance(error, NotSavedError)
         if self.document is not None:
             self.document.add(json_item(source, frame) | {"error": str(error)})
         where = place(source, frame)
@@ -76,7 +83,8 @@ class Keeper:
                 text += f", saved in {printable(str(self.folder.folder))}"
         say(text, sys.stderr)
         if self.errors:
-            complain(f"{self.errors} of {self.frames + self.errors} could not be read")
+            what = "could not be read or saved" if self.unsaved else "could not be read"
+            complain(f"{self.errors} of {self.frames + self.errors} {what}")
 
 
 def is_video(frame: Frame) -> bool:
@@ -137,9 +145,10 @@ class ResultFolder:
             assert frame.timestamp is not None
             video.add(picture, frame.timestamp)
         else:
-            target = self._picture_name(frame)
+            suffix, data = self._encode(Path(frame.path or "frame.png"), picture)
+            target = self._free_name(Path(frame.path or "frame.png").with_suffix(suffix), frame)
             label = target.with_suffix(".txt")
-            write_picture(target, picture)
+            write_bytes(target, data)
         if self.labels:
             write_bytes(label, label_lines(result).encode())
 
@@ -149,11 +158,16 @@ class ResultFolder:
         if video is not None:
             video.close()
 
-    def _picture_name(self, frame: Frame) -> Path:
-        source = Path(frame.path or "frame.png")
+    def _encode(self, source: Path, picture: Image) -> tuple[str, bytes]:
+        """The suffix and the bytes of a picture: its source's format, or PNG where that cannot hold it."""
         # The suffix alone: OpenCV crashes on a name with undecodable bytes.
         writable = source.suffix.isascii() and require_cv2().haveImageWriter(f"picture{source.suffix}")
-        return self._free_name(source if writable else source.with_suffix(".png"), frame)
+        for suffix in (source.suffix, ".png") if writable else (".png",):
+            data = encode_picture(suffix, picture)
+            if data is not None:
+                return suffix, data
+        size = f"{picture.shape[1]}x{picture.shape[0]}"
+        raise NotSavedError(f"{source}: OpenCV cannot write a picture of this size ({size}), as PNG neither")
 
     def _video_for(self, frame: Frame) -> VideoFile:
         """The video that this frame continues, or a new one: a folder may hold several, one after another."""
@@ -171,7 +185,7 @@ class ResultFolder:
         while self._key(target) in self._taken:
             number += 1
             target = self.folder / f"{wanted.stem}-{number}{wanted.suffix}"
-        if frame.path is not None and target.exists() and target.samefile(frame.path):
+        if frame.path is not None and os.path.exists(target) and target.samefile(frame.path):
             raise InvalidInput(f"{target}: --save would write over the source itself; choose another folder")
         self._taken.add(self._key(target))
         return target

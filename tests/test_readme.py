@@ -1,0 +1,35 @@
+"""The Python of README.md runs as it is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from cli_helpers import write_video
+from conftest import ROOT, solid
+from models import mean_colour
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_blocks_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("supervision")
+    monkeypatch.chdir(tmp_path)
+    mean_colour(tmp_path / "model.onnx", batch="n", size=("h", "w"))
+    write_video(tmp_path / "clip.mp4", 3, 10.0)
+    (tmp_path / "images").mkdir()
+    cv2.imwrite("images/a.png", solid(64, 48, (0, 0, 255)))
+    red = solid(64, 48, (0, 0, 255))  # class 0, in BGR
+    names = {"image": red, "image_a": red, "image_b": np.flip(red, 2).copy()}
+    assert len(BLOCKS) == 2
+    for block in BLOCKS:
+        exec(compile(block, "README.md", "exec"), names)
+    model, result = names["model"], names["result"]
+    assert len(names["results"]) == 2 and set(model.names.values()) >= {"person"}
+    assert [d.name for d in names["results"][0]] == ["person"] * 3
+    assert result is not None
+    model.close()
