@@ -1,6 +1,5 @@
 // Translation only: arrays, the GIL, exceptions. What YOLO means is decided elsewhere.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
+#include "bindings.hpp"
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -12,6 +11,75 @@
 
 namespace py = pybind11;
 using namespace edgeyolo;
+
+namespace edgeyolo {
+namespace {
+
+// An array of its own: the result outlives the workspace that it is read from.
+template <class To, class From>
+py::array_t<To> copy(const std::vector<From>& values, std::vector<py::ssize_t> shape) {
+    py::array_t<To> array(std::move(shape));
+    std::copy(values.begin(), values.end(), array.mutable_data());
+    return array;
+}
+
+}  // namespace
+
+PixelFormat pixel_format(const std::string& name, py::ssize_t channel_count) {
+    check(name == "bgr" || name == "rgb", "color must be 'bgr' or 'rgb', found '" + name + "'");
+    const bool bgr = name == "bgr";
+    switch (channel_count) {
+        case 1: return PixelFormat::gray;
+        case 3: return bgr ? PixelFormat::bgr : PixelFormat::rgb;
+        case 4: return bgr ? PixelFormat::bgra : PixelFormat::rgba;
+        default: throw InvalidInput("an image has 1, 3 or 4 channels, found " + std::to_string(channel_count));
+    }
+}
+
+ImageView image_view(const py::array& array, const std::string& color) {
+    check(array.dtype().is(py::dtype::of<std::uint8_t>()),
+          "an image is a uint8 array, found " + py::str(array.dtype()).cast<std::string>());
+    check(array.ndim() == 2 || array.ndim() == 3,
+          "an image has the shape (H, W) or (H, W, C), found " + std::to_string(array.ndim()) + " dimensions");
+    const bool has_channels = array.ndim() == 3;
+    ImageView view;
+    view.format = pixel_format(color, has_channels ? array.shape(2) : 1);
+    for (int axis = 0; axis < 2; ++axis)
+        check(array.shape(axis) >= 1 && array.shape(axis) <= 32767,
+              "an image is 1 to 32767 pixels wide and high, found " + std::to_string(array.shape(1)) + " x " +
+                  std::to_string(array.shape(0)));
+    view.data = static_cast<const std::uint8_t*>(array.data());
+    view.size = {static_cast<int>(array.shape(1)), static_cast<int>(array.shape(0))};
+    view.row_stride = array.strides(0);
+    view.pixel_stride = array.strides(1);
+    view.channel_stride = has_channels ? array.strides(2) : 1;
+    return view;
+}
+
+HeadKind head_kind(const std::string& kind) {
+    if (kind == "raw") return HeadKind::raw;
+    if (kind == "raw_transposed") return HeadKind::raw_transposed;
+    if (kind == "yolov5") return HeadKind::yolov5;
+    if (kind == "end2end") return HeadKind::end2end;
+    throw InvalidInput("head must be 'raw', 'raw_transposed', 'yolov5' or 'end2end', found '" + kind + "'");
+}
+
+ResultArrays as_arrays(const Results& results) {
+    const auto count = static_cast<py::ssize_t>(results.size());
+    return py::make_tuple(copy<float>(results.boxes, {count, 4}), copy<float>(results.scores, {count}),
+                          copy<std::int64_t>(results.class_ids, {count}));
+}
+
+std::shared_ptr<py::object> hold(py::object object) {
+    return {new py::object(std::move(object)), [](py::object* held) {
+                // At the interpreter's end there is nothing left to free it with.
+                if (!Py_IsInitialized()) return;
+                const py::gil_scoped_acquire gil;
+                delete held;
+            }};
+}
+
+}  // namespace edgeyolo
 
 namespace {
 
@@ -34,51 +102,11 @@ void translate(std::exception_ptr error) {
     }
 }
 
-PixelFormat pixel_format(const std::string& name, py::ssize_t channel_count) {
-    check(name == "bgr" || name == "rgb", "color must be 'bgr' or 'rgb', found '" + name + "'");
-    const bool bgr = name == "bgr";
-    switch (channel_count) {
-        case 1: return PixelFormat::gray;
-        case 3: return bgr ? PixelFormat::bgr : PixelFormat::rgb;
-        case 4: return bgr ? PixelFormat::bgra : PixelFormat::rgba;
-        default: throw InvalidInput("an image has 1, 3 or 4 channels, found " + std::to_string(channel_count));
-    }
-}
-
-// (H, W) or (H, W, C) uint8 with any strides. The view is valid while `array` lives.
-ImageView image_view(const py::array& array, const std::string& color) {
-    check(array.dtype().is(py::dtype::of<std::uint8_t>()),
-          "an image is a uint8 array, found " + py::str(array.dtype()).cast<std::string>());
-    check(array.ndim() == 2 || array.ndim() == 3,
-          "an image has the shape (H, W) or (H, W, C), found " + std::to_string(array.ndim()) + " dimensions");
-    const bool has_channels = array.ndim() == 3;
-    ImageView view;
-    view.format = pixel_format(color, has_channels ? array.shape(2) : 1);
-    for (int axis = 0; axis < 2; ++axis)
-        check(array.shape(axis) >= 1 && array.shape(axis) <= 32767,
-              "an image is 1 to 32767 pixels wide and high, found " + std::to_string(array.shape(1)) + " x " +
-                  std::to_string(array.shape(0)));
-    view.data = static_cast<const std::uint8_t*>(array.data());
-    view.size = {static_cast<int>(array.shape(1)), static_cast<int>(array.shape(0))};
-    view.row_stride = array.strides(0);
-    view.pixel_stride = array.strides(1);
-    view.channel_stride = has_channels ? array.strides(2) : 1;
-    return view;
-}
-
 Isa isa_by_name(const std::optional<std::string>& wanted) {
     if (!wanted) return best_isa();
     for (const Isa isa : available_isas())
         if (*wanted == name(isa)) return isa;
     throw InvalidInput("this machine cannot run the instruction set '" + *wanted + "'");
-}
-
-HeadKind head_kind(const std::string& kind) {
-    if (kind == "raw") return HeadKind::raw;
-    if (kind == "raw_transposed") return HeadKind::raw_transposed;
-    if (kind == "yolov5") return HeadKind::yolov5;
-    if (kind == "end2end") return HeadKind::end2end;
-    throw InvalidInput("head must be 'raw', 'raw_transposed', 'yolov5' or 'end2end', found '" + kind + "'");
 }
 
 // The output of one picture as a contiguous float32 matrix, and what it means.
@@ -95,16 +123,8 @@ Head head_of(const std::string& kind, const py::array& output, int classes) {
     return head;
 }
 
-// An array of its own: the result outlives the workspace that it is read from.
-template <class To, class From>
-py::array_t<To> copy(const std::vector<From>& values, std::vector<py::ssize_t> shape) {
-    py::array_t<To> array(std::move(shape));
-    std::copy(values.begin(), values.end(), array.mutable_data());
-    return array;
-}
-
-py::tuple postprocess(Postprocessor& self, const py::array& output, const std::string& kind, int classes,
-                      const Letterbox& geometry, const std::optional<std::string>& isa) {
+ResultArrays postprocess(Postprocessor& self, const py::array& output, const std::string& kind, int classes,
+                         const Letterbox& geometry, const std::optional<std::string>& isa) {
     const Head head = head_of(kind, output, classes);
     const auto* data = static_cast<const float*>(output.data());
     const Isa chosen = isa_by_name(isa);
@@ -112,10 +132,7 @@ py::tuple postprocess(Postprocessor& self, const py::array& output, const std::s
         const py::gil_scoped_release release;
         return self.run(data, head, geometry, chosen);
     }();
-    const auto count = static_cast<py::ssize_t>(workspace->results.size());
-    const Results& results = workspace->results;
-    return py::make_tuple(copy<float>(results.boxes, {count, 4}), copy<float>(results.scores, {count}),
-                          copy<std::int64_t>(results.class_ids, {count}));
+    return as_arrays(workspace->results);
 }
 
 // `out` is (3, H, W) float32, C-contiguous: one picture of the network's input.
@@ -143,9 +160,20 @@ py::array_t<float> boxes_to_source(const Letterbox& geometry, const py::array_t<
 
 py::dict live_counts() {
     py::dict counts;
-    counts["letterbox_workspaces"] = live().letterbox_workspaces.load();
-    counts["postprocessors"] = live().postprocessors.load();
-    counts["workspaces"] = live().workspaces.load();
+    const LiveCounters& count = live();
+    counts["letterbox_workspaces"] = count.letterbox_workspaces.load();
+    counts["postprocessors"] = count.postprocessors.load();
+    counts["workspaces"] = count.workspaces.load();
+    counts["devices"] = count.devices.load();
+    counts["streams"] = count.streams.load();
+    counts["events"] = count.events.load();
+    counts["modules"] = count.modules.load();
+    counts["graphs"] = count.graphs.load();
+    counts["graph_execs"] = count.graph_execs.load();
+    counts["device_buffers"] = count.device_buffers.load();
+    counts["device_bytes"] = count.device_bytes.load();
+    counts["pinned_buffers"] = count.pinned_buffers.load();
+    counts["pinned_bytes"] = count.pinned_bytes.load();
     return counts;
 }
 
@@ -202,5 +230,6 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
             return names;
         },
         "Instruction sets that this machine can run, 'scalar' first, the one in use last.");
-    m.def("live", &live_counts, "Objects of the core that are alive, by kind.");
+    m.def("live", &live_counts, "Objects of the core that are alive, by kind, and bytes of GPU and pinned memory.");
+    bind_gpu(m);
 }

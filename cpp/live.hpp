@@ -8,6 +8,16 @@ struct LiveCounters {
     std::atomic<long> letterbox_workspaces{0};
     std::atomic<long> postprocessors{0};
     std::atomic<long> workspaces{0};
+    std::atomic<long> devices{0};
+    std::atomic<long> streams{0};
+    std::atomic<long> events{0};
+    std::atomic<long> modules{0};
+    std::atomic<long> graphs{0};
+    std::atomic<long> graph_execs{0};
+    std::atomic<long> device_buffers{0};
+    std::atomic<long> device_bytes{0};
+    std::atomic<long> pinned_buffers{0};
+    std::atomic<long> pinned_bytes{0};
 };
 inline LiveCounters& live() {
     static LiveCounters counters;

@@ -27,6 +27,7 @@ def generate() -> str:
     # The version is a fact of the build, not of the interface.
     text = re.sub(r"^__version__: str = .*$", "__version__: str", text, flags=re.M)
     text = text.replace("-> tuple:", "-> tuple[typing.Any, ...]:").replace("-> dict:", "-> dict[str, int]:")
+    text = text.replace("os.PathLike |", "os.PathLike[str] |")
     for command in (["check", "--fix", "--select", "I"], ["format"]):
         text = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", str(STUB), "-"],

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from edgeyolo import _core
 from models import mean_colour
 
+pytest_plugins = ("gpu_fixtures", "onnx_fixtures")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

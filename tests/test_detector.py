@@ -194,6 +194,13 @@ def test_thresholds_classes_and_limits(tmp_path: Path) -> None:
     [
         ({"conf": -0.1}, edgeyolo.InvalidInput, "conf must be between 0 and 1"),
         ({"conf": float("nan")}, edgeyolo.InvalidInput, "conf must be between 0 and 1"),
+        ({"conf": "0.3"}, edgeyolo.InvalidInput, "conf must be between 0 and 1, found '0.3'"),
+        ({"conf": None}, edgeyolo.InvalidInput, "conf must be between 0 and 1, found None"),
+        ({"iou": None}, edgeyolo.InvalidInput, "iou must be between 0 and 1, found None"),
+        ({"max_det": 1.5}, edgeyolo.InvalidInput, "max_det must be at least 1"),
+        ({"max_det": 2**40}, edgeyolo.InvalidInput, "at most 1000000"),
+        ({"agnostic": "no"}, edgeyolo.InvalidInput, "True or False, found 'no'"),
+        ({"imgsz": 64.0}, edgeyolo.InvalidInput, "imgsz must be"),
         ({"iou": 1.5}, edgeyolo.InvalidInput, "iou must be between 0 and 1"),
         ({"max_det": 0}, edgeyolo.InvalidInput, "max_det must be at least 1"),
         ({"classes": [3]}, edgeyolo.InvalidInput, "0 0, 1 1, 2 2"),
@@ -206,8 +213,8 @@ def test_thresholds_classes_and_limits(tmp_path: Path) -> None:
         ({"imgsz": "640"}, edgeyolo.InvalidInput, "imgsz must be"),
         ({"imgsz": (0, 64)}, edgeyolo.InvalidInput, "imgsz must be"),
         ({"color": "gbr"}, edgeyolo.InvalidInput, "color must be"),
-        ({"device": 0}, edgeyolo.DeviceError, "CPU"),
-        ({"device": "cuda"}, edgeyolo.DeviceError, "auto"),
+        ({"device": -1}, edgeyolo.DeviceError, "device must be 'auto', 'cpu'"),
+        ({"device": "gpu"}, edgeyolo.DeviceError, "device must be 'auto', 'cpu'"),
         ({"names": ["a"]}, edgeyolo.ManifestError, "1 classes"),
     ],
 )
@@ -301,3 +308,20 @@ def test_missing_onnxruntime_is_told_with_the_line_that_installs_it(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(edgeyolo.EngineError, match=r"pip install 'edgeyolo\[cpu\]'"):
         edgeyolo.load(colour_model)
+
+
+def test_two_classes_of_one_name_are_both_reported(colour_model: Path) -> None:
+    red, green = solid(64, 64, (0, 0, 255)), solid(64, 64, (0, 255, 0))
+    model = edgeyolo.load(colour_model, names=["car", "car", "bus"], classes=["car"])
+    assert [model(image)[0].class_id for image in (red, green)] == [0, 1]
+
+
+@pytest.mark.parametrize("model", [None, 5, b"x"])
+def test_what_is_no_path(model: Any) -> None:
+    with pytest.raises(edgeyolo.InvalidInput, match="path of a model file"):
+        edgeyolo.load(model)
+
+
+def test_a_giant_input_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(edgeyolo.ManifestError, match="32767 pixels a side"):
+        edgeyolo.load(mean_colour(tmp_path / "giant.onnx", size=(65536, 65536)))

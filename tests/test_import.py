@@ -17,8 +17,9 @@ def test_public_surface() -> None:
     for name in edgeyolo.__all__:
         assert hasattr(edgeyolo, name), name
     assert set(edgeyolo.__all__) == {
-        "Detection", "Detections", "Detector", "DeviceError", "EdgeYoloError", "EngineError", "Frame", "InvalidInput",
-        "ManifestError", "Source", "SourceError", "__version__", "demo_model", "demo_photos", "draw", "load", "open",
+        "Detection", "Detections", "Detector", "DeviceDetections", "DeviceError", "EdgeYoloError", "EngineError",
+        "Frame", "Handle", "InvalidInput", "ManifestError", "Source", "SourceError", "__version__", "demo_model",
+        "demo_photos", "draw", "load", "open",
     }  # fmt: skip
 
 

@@ -9,9 +9,13 @@ import cv2
 import numpy as np
 import pytest
 
+import edgeyolo
 from cli_helpers import write_video
 from conftest import ROOT, solid
+from gpu_fixtures import Gpu
+from gpu_memory import ByDlpack
 from models import mean_colour
+from toy_model import pictures, toy_engine
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
@@ -25,11 +29,24 @@ def test_the_blocks_run_one_after_another(tmp_path: Path, monkeypatch: pytest.Mo
     cv2.imwrite("images/a.png", solid(64, 48, (0, 0, 255)))
     red = solid(64, 48, (0, 0, 255))  # class 0, in BGR
     names = {"image": red, "image_a": red, "image_b": np.flip(red, 2).copy()}
-    assert len(BLOCKS) == 2
-    for block in BLOCKS:
+    assert len(BLOCKS) == 3
+    for block in BLOCKS[:2]:
         exec(compile(block, "README.md", "exec"), names)
     model, result = names["model"], names["result"]
     assert len(names["results"]) == 2 and set(model.names.values()) >= {"person"}
     assert [d.name for d in names["results"][0]] == ["person"] * 3
     assert result is not None
     model.close()
+
+
+def test_the_block_of_the_gpu(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy_engine(tmp_path / "model.engine")
+    image = pictures(1)[0]
+    with ByDlpack(image) as on_the_gpu:
+        names = {"edgeyolo": edgeyolo, "image": image, "torch_tensor": on_the_gpu}
+        exec(compile(BLOCKS[2], "README.md", "exec"), names)
+        assert names["result"].boxes.tobytes() == names["model"](image).boxes.tobytes()
+        assert len(names["on_gpu"].boxes) == len(names["result"]) > 0
+        names["model"].close()
+        names.clear()

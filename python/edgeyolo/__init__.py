@@ -14,8 +14,10 @@ from __future__ import annotations
 from .assets import demo_model, demo_photos
 from .detections import Detection, Detections
 from .detector import Detector, load
+from .device_detections import DeviceDetections
 from .draw import draw
 from .errors import DeviceError, EdgeYoloError, EngineError, InvalidInput, ManifestError, SourceError
+from .handle import Handle
 from .source import Frame, Source, open
 
 __version__ = "0.1.0"
@@ -24,10 +26,12 @@ __all__ = [
     "Detection",
     "Detections",
     "Detector",
+    "DeviceDetections",
     "DeviceError",
     "EdgeYoloError",
     "EngineError",
     "Frame",
+    "Handle",
     "InvalidInput",
     "ManifestError",
     "Source",

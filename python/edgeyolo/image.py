@@ -9,15 +9,30 @@ from numpy.typing import NDArray
 
 from .errors import InvalidInput
 
-__all__ = ["as_image", "is_image"]
+__all__ = ["as_frame", "as_image", "is_gpu_frame", "is_image"]
 
 EXPECTED = "a uint8 array of the shape (height, width, 3), or (height, width), (height, width, 1), (height, width, 4)"
 MAX_SIDE = 32767
+DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def is_image(value: object) -> bool:
     """Whether a value is meant as one image, not as a sequence of images."""
-    return isinstance(value, np.ndarray) and value.ndim != 4
+    return value.ndim != 4 if isinstance(value, np.ndarray) else is_gpu_frame(value)
+
+
+def is_gpu_frame(value: Any) -> bool:
+    """Whether a value offers memory of an NVIDIA GPU, by DLPack or `__cuda_array_interface__`."""
+    if isinstance(value, np.ndarray):
+        return False
+    if hasattr(value, "__dlpack_device__"):
+        return value.__dlpack_device__()[0] in DLPACK_CUDA
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def as_frame(value: Any) -> Any:
+    """`as_image(value)`, except that an image in GPU memory is left as it is: the core checks it when it is used."""
+    return value if is_gpu_frame(value) else as_image(value)
 
 
 def as_image(value: Any) -> NDArray[np.uint8]:

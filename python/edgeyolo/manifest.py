@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import InvalidInput, ManifestError
 
-__all__ = ["ModelFacts", "facts_from_metadata", "names_from_caller"]
+__all__ = ["ModelFacts", "facts_from_header", "facts_from_metadata", "header_object", "names_from_caller"]
 
 MAX_TEXT = 1 << 20
+TEXTS = ("task", "description")
+LITERALS = ("channels", "names", "imgsz", "stride", "args", "end2end")  # Python literals in ONNX metadata
 MAX_SIDE = 32767
 
 
@@ -20,6 +23,7 @@ class ModelFacts:
     """Facts that a model file states; None where it states nothing.
 
     imgsz: (height, width) in pixels. end2end: the network suppresses duplicates itself and returns (N, 6).
+    embedded_nms: it does so by an NMS step that the export added, not by its own training.
     """
 
     names: dict[int, str] | None = None
@@ -27,6 +31,7 @@ class ModelFacts:
     stride: int | None = None
     end2end: bool | None = None
     description: str | None = None
+    embedded_nms: bool = False
 
 
 def facts_from_metadata(metadata: Mapping[str, str]) -> ModelFacts:
@@ -35,26 +40,52 @@ def facts_from_metadata(metadata: Mapping[str, str]) -> ModelFacts:
     metadata: key -> Python literal as text ("{0: 'person'}", "[640, 640]"). Unknown keys are left alone.
     Raises ManifestError when a known key cannot be read, or when the model is no detector of 3-channel images.
     """
-    task = metadata.get("task", "detect")
+    return _facts({key: _literal(metadata, key) for key in LITERALS} | {key: metadata.get(key) for key in TEXTS})
+
+
+def header_object(text: str, where: str) -> dict[str, Any]:
+    """The JSON object in front of an engine's plan. Raises ManifestError, naming the file `where`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{where}: the header is no JSON: {error}; export the engine again") from None
+    if not isinstance(value, dict):
+        raise ManifestError(f"{where}: the header must be a JSON object, found {type(value).__name__}")
+    return value
+
+
+def facts_from_header(header: Mapping[str, Any]) -> ModelFacts:
+    """The same facts from the header that Ultralytics writes in front of a TensorRT plan, where they are JSON values.
+
+    Raises ManifestError as facts_from_metadata() does.
+    """
+    names = header.get("names")
+    if isinstance(names, Mapping):  # JSON has no integers as keys
+        names = {_class_id(key): name for key, name in names.items()}
+    return _facts({**header, "names": names})
+
+
+def _facts(values: Mapping[str, Any]) -> ModelFacts:
+    """The facts of Python values; None is "not stated"."""
+    task = values.get("task") or "detect"
     if task != "detect":
         raise ManifestError(f"expected a detection model, found task {task!r}; edgeyolo runs detection only")
-    channels = _literal(metadata, "channels", 3)
-    if channels != 3:
+    channels = values.get("channels")
+    if channels not in (None, 3):
         raise ManifestError(f"expected a model for images of 3 channels, found channels={channels!r}")
-    names = _literal(metadata, "names", None)
-    imgsz = _literal(metadata, "imgsz", None)
-    stride = _literal(metadata, "stride", None)
-    args = _literal(metadata, "args", {})
-    end2end = _literal(metadata, "end2end", None)
+    names, imgsz, stride = values.get("names"), values.get("imgsz"), values.get("stride")
+    args, end2end, description = values.get("args"), values.get("end2end"), values.get("description")
     # Older exports with embedded NMS state it only among the export arguments.
-    if not end2end and isinstance(args, dict) and args.get("nms") is True:
+    embedded_nms = isinstance(args, Mapping) and args.get("nms") is True
+    if not end2end and embedded_nms:
         end2end = True
     return ModelFacts(
         names=None if names is None else _class_names(names, "the model's metadata", ManifestError),
         imgsz=None if imgsz is None else _size(imgsz),
         stride=None if stride is None else _stride(stride),
         end2end=end2end if isinstance(end2end, bool) else None,
-        description=metadata.get("description"),
+        description=description if isinstance(description, str) else None,
+        embedded_nms=embedded_nms,
     )
 
 
@@ -63,10 +94,10 @@ def names_from_caller(names: Mapping[int, str] | Sequence[str]) -> dict[int, str
     return _class_names(names, "names=", InvalidInput)
 
 
-def _literal(metadata: Mapping[str, str], key: str, default: Any) -> Any:
+def _literal(metadata: Mapping[str, str], key: str) -> Any:
     text = metadata.get(key)
     if text is None or text == "":
-        return default
+        return None
     if len(text) > MAX_TEXT:
         raise ManifestError(f"the model's metadata {key!r} is {len(text)} characters long, at most {MAX_TEXT} are read")
     try:
@@ -75,6 +106,11 @@ def _literal(metadata: Mapping[str, str], key: str, default: Any) -> Any:
         raise ManifestError(
             f"the model's metadata {key!r} must be a Python literal, found {text[:80]!r}; export the model again"
         ) from None
+
+
+def _class_id(key: object) -> object:
+    """A JSON key as an integer where it is one in its usual spelling; anything else is left for _class_names()."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and f"{int(key[:9])}" == key else key
 
 
 def _class_names(names: object, where: str, error: type[InvalidInput] | type[ManifestError]) -> dict[int, str]:

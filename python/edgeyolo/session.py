@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .backend import RunOptions
+from .backend_cpu import CpuBackend
 from .errors import EngineError, ManifestError
 from .manifest import ModelFacts, facts_from_metadata
 
 __all__ = ["OnnxSession"]
 
+MAX_SIDE = 32767
+MAX_BATCH = 1024
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -26,6 +30,7 @@ class OnnxSession:
     """
 
     backend = "onnxruntime"
+    device = "cpu"
 
     def __init__(self, path: Path) -> None:
         try:
@@ -69,6 +74,11 @@ class OnnxSession:
         self.batch = self._fixed(0)
         height, width = self._fixed(2), self._fixed(3)
         self.size = None if height is None or width is None else (height, width)
+        if max(height or 1, width or 1) > MAX_SIDE or (self.batch or 1) > MAX_BATCH:
+            raise ManifestError(
+                f"{path.name}: expected at most {MAX_BATCH} images of {MAX_SIDE} pixels a side, "
+                f"found an input of {self.input_shape}"
+            )
 
         outputs = self._session.get_outputs()
         if len(outputs) != 1:
@@ -77,6 +87,10 @@ class OnnxSession:
                 f"{[tensor.name for tensor in outputs]}. Export it with one merged detection output"
             )
         self.output_name: str = outputs[0].name
+        self.stated_output: list[Any] = list(outputs[0].shape)
+        if outputs[0].type not in DTYPES:
+            raise ManifestError(f"{path.name}: expected a float32 or float16 output, found {outputs[0].type}")
+        self.output_dtype = np.dtype(DTYPES[outputs[0].type])
 
     def _fixed(self, axis: int) -> int | None:
         value = self.input_shape[axis]
@@ -84,7 +98,31 @@ class OnnxSession:
 
     def facts(self) -> ModelFacts:
         """What the file states of itself. Raises ManifestError when that cannot be read."""
-        return facts_from_metadata(self._session.get_modelmeta().custom_metadata_map)
+        try:
+            metadata = self._session.get_modelmeta().custom_metadata_map
+        except UnicodeDecodeError as error:
+            raise ManifestError(f"{self.path.name}: its metadata is not UTF-8: {error}; export it again") from error
+        return facts_from_metadata(metadata)
+
+    def info(self) -> dict[str, Any]:
+        """What it is, in plain values; part of Detector.info()."""
+        return {
+            "backend": self.backend,
+            "backend_version": self.version,
+            "device": self.device,
+            "input": {"name": self.input_name, "shape": list(self.input_shape), "dtype": self.input_dtype.name},
+        }
+
+    def start(self, options: RunOptions) -> CpuBackend:
+        return CpuBackend(self, options)
+
+    def close(self) -> None:
+        """Nothing to do: ONNX Runtime frees its memory with the last reference."""
+
+    def output_shape(self, imgsz: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of one image's output for an input of (height, width): from a run, which warms up too."""
+        _, rows, columns = self.run(np.zeros((self.batch or 1, 3, *imgsz), np.float32)).shape
+        return rows, columns
 
     def run(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """images: (batch, 3, H, W) float32, RGB in 0..1, C-contiguous. Returns the output as a new float32 array."""

@@ -51,7 +51,11 @@ HINT = "SOURCE comes before --classes, which takes every word after it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="picture, folder, glob, video, camera (0, /dev/video0) or address")
-    add("--model", metavar="FILE", help="an .onnx file (default: the traffic signs that ship with edgeyolo)")
+    add(
+        "--model",
+        metavar="FILE",
+        help="an .onnx, .engine or .plan file (default: the traffic signs that ship with edgeyolo)",
+    )
     add("--conf", type=fraction, default=0.25, metavar="C", help="a box's score is above it (default 0.25)")
     add("--iou", type=fraction, default=0.7, metavar="U", help="boxes that overlap more are one (default 0.7)")
     add("--max-det", type=positive(int), default=300, metavar="N", help="boxes per picture at most (default 300)")

@@ -8,8 +8,6 @@ still be broken; nothing else is imported.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import ctypes.util
 import json
 import os
 import platform
@@ -19,8 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
+from ..errors import DeviceError, EngineError
 from .options import add_json
 from .output import say, table
 
@@ -40,6 +40,10 @@ OPTIONAL = (
 )
 
 IMPORT_ONNXRUNTIME = "import onnxruntime; print(', '.join(onnxruntime.get_available_providers()))"
+LOAD_ON_GPU = (
+    "import edgeyolo; graph = edgeyolo.load(edgeyolo.demo_model(), device=0, slots=1).info()['graph']; "
+    "print('works, path:', graph['path'], graph['reason'])"
+)
 IMPORT_OPENCV = "import cv2; print(cv2.__version__); print(cv2.getBuildInformation())"
 
 
@@ -89,6 +93,7 @@ def examine() -> Iterator[Check]:
     yield check_onnxruntime()
     yield check_opencv()
     yield check_driver()
+    yield check_onnx_cuda()
     yield check_tensorrt()
     for module, names, purpose, cure in OPTIONAL:
         if has_module(module):
@@ -129,34 +134,58 @@ def check_opencv() -> Check:
 
 
 def check_driver() -> Check:
-    """The NVIDIA driver and its devices, asked through its C interface."""
+    """The NVIDIA driver and its devices, as the core sees them."""
+    from edgeyolo import _core
+
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+        driver = _core.driver()
+    except DeviceError as error:
         cure = "install NVIDIA's driver (on Jetson it is part of JetPack) to use a GPU"
-        return Check("gpu driver", "absent", "no libcuda.so.1; the CPU is used", cure)
-    number, count = ctypes.c_int(), ctypes.c_int()
-    driver.cuDriverGetVersion(ctypes.byref(number))
-    cuda = f"CUDA {number.value // 1000}.{number.value % 1000 // 10}"
-    if code := driver.cuInit(0):
-        return Check("gpu driver", "warning", f"{cuda}; cuInit returned {code}: no usable device")
-    driver.cuDeviceGetCount(ctypes.byref(count))
+        return Check("gpu driver", "absent", f"{error}", cure)
     devices = []
-    for index in range(count.value):
-        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-        driver.cuDeviceGet(ctypes.byref(device), index)
-        driver.cuDeviceGetName(name, len(name), device)
-        devices.append(name.value.decode(errors="replace"))
-    return Check("gpu driver", "ok" if devices else "warning", f"{cuda}; {', '.join(devices) or 'no device'}")
+    for ordinal in range(driver["devices"]):
+        try:
+            facts = _core.device(ordinal)
+        except DeviceError as error:
+            return Check("gpu driver", "warning", f"CUDA {driver['cuda']}; {error}")
+        memory = f"{facts['free'] / 2**30:.1f} of {facts['memory'] / 2**30:.1f} GiB free"
+        devices.append(f"{facts['name']} (compute capability {facts['compute_capability']}, {memory})")
+    found = f"CUDA {driver['cuda']}; {', '.join(devices) or 'no device'}"
+    return Check("gpu driver", "ok" if devices else "warning", found)
+
+
+def check_onnx_cuda() -> Check:
+    """Whether .onnx files run on the GPU: where the parts are there, by loading the demo model."""
+    from edgeyolo import _core
+
+    cure = "pip uninstall -y onnxruntime, then pip install 'edgeyolo[cuda]'"
+    name, purpose = "onnx on the gpu", "for .onnx files with device=0"
+    good, text = import_elsewhere(IMPORT_ONNXRUNTIME) if has_module("onnxruntime") else (False, "")
+    if not good or "CUDAExecutionProvider" not in text:
+        return Check(name, "absent", f"ONNX Runtime has no CUDA provider; {purpose}", cure)
+    try:
+        if not _core.driver()["devices"]:
+            return Check(name, "absent", f"no device; {purpose}")
+    except DeviceError:
+        return Check(name, "absent", f"no driver; {purpose}")
+    good, text = import_elsewhere(LOAD_ON_GPU)
+    return Check(name, "ok" if good else "broken", text, None if good else cure)
 
 
 def check_tensorrt() -> Check:
-    library, package = ctypes.util.find_library("nvinfer"), distribution(TENSORRT)
-    found = ", ".join(filter(None, (package, library)))
-    if found:
-        return Check("tensorrt", "ok", found)
-    cure = "pip install tensorrt (on Jetson it is part of JetPack)"
-    return Check("tensorrt", "absent", "not installed; for .engine files", cure)
+    """The library that an engine would run with, and the adapters that this build has."""
+    from edgeyolo import _core
+    from edgeyolo.engine import adapter_folder, tensorrt_folders
+
+    adapters = sorted(path.stem.removeprefix("_trt") for path in Path(adapter_folder()).glob("_trt*.so"))
+    built = f"adapters for TensorRT {' and '.join(adapters)}" if adapters else "no adapter in this build"
+    packages = distribution(TENSORRT)
+    try:
+        library = _core.find_tensorrt(tensorrt_folders(), adapter_folder())
+    except EngineError as error:
+        cure = None if packages else "pip install tensorrt (on Jetson it is part of JetPack)"
+        return Check("tensorrt", "warning" if packages else "absent", f"{built}; for .engine files; {error}", cure)
+    return Check("tensorrt", "ok", ", ".join(filter(None, (library, built, packages))))
 
 
 def has_module(name: str) -> bool:

@@ -11,7 +11,7 @@ from .output import say, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="an .onnx file")
+    parser.add_argument("model", metavar="MODEL", help="an .onnx, .engine or .plan file")
     add_device(parser)
     add_json(parser)
 
@@ -38,4 +38,6 @@ def words(key: str, value: Any) -> str:
         return ", ".join(str(item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "unknown" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "unknown" if value is None else str(value) or "none"

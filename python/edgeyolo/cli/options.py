@@ -26,7 +26,11 @@ class UsageError(Exception):
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="where the network runs: auto, cpu, ... (default auto)")
+    parser.add_argument(
+        "--device",
+        default="auto",
+        help="where the network runs: auto, cpu, or a GPU for engines: 0, cuda:1 (default auto)",
+    )
 
 
 def add_imgsz(parser: argparse.ArgumentParser) -> None:
