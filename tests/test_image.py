@@ -24,9 +24,15 @@ def test_uint16_is_divided_by_257_rounded() -> None:
     assert as_image(image).dtype == np.uint8
 
 
+def test_uint16_of_either_byte_order() -> None:
+    assert as_image(np.array([[257, 65535]], ">u2")).tolist() == [[1, 255]]
+    assert as_image(np.array([[257, 65535]], "<u2")).tolist() == [[1, 255]]
+
+
 @pytest.mark.parametrize(
     ("value", "found", "what_to_do"),
     [
+        (np.ma.masked_array(np.zeros((5, 7, 3), np.uint8), mask=True), "masked array", "filled(0)"),
         (None, "None", "imread"),
         ("bus.jpg", "str", "edgeyolo.open"),
         (Path("bus.jpg"), "PosixPath", "edgeyolo.open"),

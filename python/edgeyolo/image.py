@@ -48,6 +48,10 @@ def as_image(value: Any) -> NDArray[np.uint8]:
         )
     if not isinstance(value, np.ndarray):
         raise InvalidInput(f"expected {EXPECTED}, found {type(value).__name__}. {_conversion_hint(value)}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(
+            f"expected {EXPECTED}, found a masked array, whose mask has no meaning here; use image.filled(0)"
+        )
     found = f"found dtype {value.dtype} and shape {value.shape}"
     if value.ndim not in (2, 3):
         raise InvalidInput(f"expected {EXPECTED}, {found}. Pass a batch as a list of images")
@@ -62,7 +66,7 @@ def as_image(value: Any) -> NDArray[np.uint8]:
         raise InvalidInput(f"an image is at most {MAX_SIDE} pixels wide and high, {found}; cut it into tiles")
     if value.dtype == np.uint8:
         return value
-    if value.dtype == np.uint16:
+    if value.dtype.newbyteorder("=") == np.uint16:  # either byte order: TIFF and PGM readers return both
         # 65535 / 257 = 255: full scale stays full scale. Half up, in 32 bits.
         return ((value.astype(np.uint32) + 128) // 257).astype(np.uint8)
     hint = {
