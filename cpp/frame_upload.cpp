@@ -1,6 +1,7 @@
 #include "frame_upload.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include "error.hpp"
@@ -9,8 +10,10 @@
 namespace edgeyolo {
 namespace {
 
-// Copying to pinned memory and uploading overlap in steps of this size.
-constexpr std::size_t chunk_bytes = 512 * 1024;
+// Copying to pinned memory and uploading overlap in steps of this size; helpers take such pieces.
+constexpr std::size_t piece_bytes = 256 * 1024;
+// Waking a helper takes as long as copying about two pieces.
+constexpr int worth_sharing = 4;
 constexpr std::size_t pixel_bytes = 4;
 
 std::size_t aligned(std::size_t bytes) {
@@ -61,10 +64,33 @@ void copy_row(const ImageView& image, const Packed& packed, int y, std::uint8_t*
         for (int c = 0; c < count; ++c) *to++ = row[x * image.pixel_stride + c * image.channel_stride];
 }
 
+void copy_rows(const ImageView& image, const Packed& packed, int first, int rows, std::uint8_t* to) {
+    const std::ptrdiff_t row = packed.view.row_stride;
+    if (packed.dense && image.row_stride == row)
+        std::memcpy(to, image.data + first * row - packed.first, static_cast<std::size_t>(rows * row));
+    else
+        for (int y = 0; y < rows; ++y) copy_row(image, packed, first + y, to + y * row);
+}
+
+// The rows of a picture in equal pieces.
+struct Pieces {
+    Pieces(int height, std::size_t row) : height_(height) {
+        const std::size_t wanted = static_cast<std::size_t>(height) * row / piece_bytes;
+        count = static_cast<int>(std::clamp<std::size_t>(wanted, 1, CopyCrew::max_pieces));
+        count = std::min(count, height);
+    }
+    int first(int piece) const { return static_cast<int>(static_cast<std::int64_t>(height_) * piece / count); }
+
+    int count = 1;
+
+private:
+    int height_;
+};
+
 }  // namespace
 
 FrameUpload::FrameUpload(const cuda::DeviceRef& device, int places, const FrameBlock& settings)
-    : device_(device), places_(places), settings_(settings) {
+    : device_(device), places_(places), settings_(settings), crew_(CopyCrew::hire()) {
     const std::size_t bytes = static_cast<std::size_t>(places) * sizeof(FrameBlock) + pixel_bytes;
     host_blocks_ = cuda::PinnedBuffer(device, bytes);
     blocks_ = cuda::DeviceBuffer(device, bytes);
@@ -145,17 +171,25 @@ void FrameUpload::place(const cuda::Stream& stream, const Frame& frame, FrameBlo
     const ImageView& image = std::get<ImageView>(frame);
     const Packed packed = pack(image);
     const std::size_t row = row_bytes(image);
-    const int rows_at_once = static_cast<int>(std::max<std::size_t>(1, chunk_bytes / row));
-    for (int y = 0; y < image.size.height; y += rows_at_once) {
-        const int rows = std::min(rows_at_once, image.size.height - y);
-        const std::size_t start = offset + static_cast<std::size_t>(y) * row;
-        std::uint8_t* to = staging_.data() + start;
-        if (packed.dense && image.row_stride == packed.view.row_stride)
-            std::memcpy(to, image.data + y * image.row_stride - packed.first, static_cast<std::size_t>(rows) * row);
-        else
-            for (int i = 0; i < rows; ++i) copy_row(image, packed, y + i, to + static_cast<std::size_t>(i) * row);
-        if (!device_->integrated)
-            stream.copy_to_device(pixels_.pointer() + start, to, static_cast<std::size_t>(rows) * row);
+    const Pieces pieces(image.size.height, row);
+    const auto copy = [&](int piece) {
+        const int first = pieces.first(piece);
+        copy_rows(image, packed, first, pieces.first(piece + 1) - first,
+                  staging_.data() + offset + static_cast<std::size_t>(first) * row);
+    };
+    const auto upload = [&](int begin, int end) {
+        if (device_->integrated) return;
+        const std::size_t start = offset + static_cast<std::size_t>(pieces.first(begin)) * row;
+        const auto rows = static_cast<std::size_t>(pieces.first(end) - pieces.first(begin));
+        stream.copy_to_device(pixels_.pointer() + start, staging_.data() + start, rows * row);
+    };
+    if (crew_ && pieces.count >= worth_sharing) {
+        crew_->share(pieces.count, copy, upload);
+    } else {
+        for (int piece = 0; piece < pieces.count; ++piece) {
+            copy(piece);
+            upload(piece, piece + 1);
+        }
     }
     // An integrated GPU reads the staging memory in place.
     const cuda::DevicePtr base = device_->integrated ? staging_.device_pointer() : pixels_.pointer();

@@ -1,7 +1,9 @@
 // Brings the frames of one slot to the device: pixels into a buffer that only grows, and one parameter block per place
 // of the batch at a fixed device address. A graph that reads the blocks never has to know where a frame is.
 #pragma once
+#include <memory>
 #include <vector>
+#include "copy_crew.hpp"
 #include "cuda.hpp"
 #include "frame.hpp"
 #include "kernels.hpp"
@@ -33,6 +35,7 @@ private:
     cuda::DeviceRef device_;
     int places_;
     FrameBlock settings_;
+    std::shared_ptr<CopyCrew> crew_;
     cuda::PinnedBuffer staging_;
     cuda::DeviceBuffer pixels_;
     cuda::PinnedBuffer host_blocks_;  // the blocks, then one grey pixel

@@ -41,6 +41,10 @@ def as_image(value: Any) -> NDArray[np.uint8]:
     value: uint8 or uint16 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), 1 to 32,767 pixels a side, any strides.
     Raises InvalidInput for anything else: None, a path, empty, float, bool, channels first.
     """
+    # The usual case first: every frame comes through here.
+    if type(value) is np.ndarray and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3:
+        if 0 < value.shape[0] <= MAX_SIDE and 0 < value.shape[1] <= MAX_SIDE:
+            return value
     if value is None:
         raise InvalidInput(
             f"the image is None: expected {EXPECTED}. A failed cv2.imread or camera read returns None; "

@@ -1,4 +1,5 @@
 // Where frames come from: host memory of any strides, pinned buffers, GPU memory of other streams and devices.
+#include <cstdlib>
 #include <thread>
 #include "pipeline_rig.hpp"
 
@@ -108,6 +109,17 @@ TEST_F(Frames, AnyFormatAndStride) {
     for (const NamedView& one : views(large)) compare(one.view, one.view, one.name);
     EXPECT_EQ(pipeline->info().graph.captures, 2) << "no size, place or format needs another graph";
     EXPECT_EQ(pipeline->info().graph.enqueued + pipeline->info().graph.executed, 0);
+}
+
+// Helpers copy pieces of a large picture; a machine of few cores has none by default.
+TEST_F(Frames, HelpersCopyLargePictures) {
+    setenv("EDGEYOLO_COPY_THREADS", "3", 1);
+    open(options_for(plan));
+    unsetenv("EDGEYOLO_COPY_THREADS");
+    for (unsigned seed = 0; seed < 4; ++seed) {
+        const Picture large = picture({1203, 701}, seed);
+        for (const NamedView& one : views(large)) compare(one.view, one.view, one.name);
+    }
 }
 
 TEST_F(Frames, BadFramesTakeNoSlot) {
