@@ -8,6 +8,7 @@ from __future__ import annotations
 # ruff: noqa: I001
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -19,8 +20,10 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ def from_checkout() -> None:
 from_checkout()
 
 import torch
+from edgeyolo.tools.train.graph import CudaRecorder
 from edgeyolo.tools.train.loss import pack_targets
 from edgeyolo.tools.train.step import detection_step
 
@@ -84,10 +88,15 @@ class Rows:
             self.put(
                 **labels, error=f"{type(error).__name__}: {str(error)[:300]}", where=f"{place.name}:{place.lineno}"
             )
-            if "CUDA error" in str(error) or "illegal" in str(error):
-                raise  # the context is lost: the driver starts a new process for the remaining sections
+            if context_lost(error):
+                raise  # the driver starts a new process for the remaining sections
         finally:
             release()
+
+
+def context_lost(error: Exception) -> bool:
+    """Whether every later CUDA call of this process would fail too."""
+    return "illegal" in str(error) or ("CUDA error" in str(error) and "capture" not in str(error))
 
 
 Section = tuple[float, Callable[[Rows, torch.device, bool], None]]  # seconds at most; (rows, device, tiny)
@@ -134,6 +143,20 @@ def main(script: str, sections: dict[str, Section], *, default: list[str], budge
     print(f"{time.monotonic() - begun:.0f} s, rows in {path}")
 
 
+def installed(package: str) -> str:
+    try:
+        return version_of(package)
+    except PackageNotFoundError:  # unpacked beside the script
+        return str(getattr(sys.modules.get(package), "__version__", "unknown"))
+
+
+def processor() -> str:
+    """The CPU's name, as Linux has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
 def child(rows: Rows, sections: dict[str, Section], wanted: list[str], budget: float, tiny: bool) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not tiny:
@@ -148,8 +171,9 @@ def child(rows: Rows, sections: dict[str, Section], wanted: list[str], budget: f
     if device.type == "cuda":
         name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
         rows.put(
-            event="machine", gpu=name, sm=capability, torch=torch.__version__, cudnn=torch.backends.cudnn.version()
-        )
+            event="machine", gpu=name, sm=capability, cpu=processor(), cores=os.cpu_count(), torch=torch.__version__,
+            cudnn=torch.backends.cudnn.version(), triton=installed("triton"), ultralytics=installed("ultralytics"),
+        )  # fmt: skip
     for name in wanted:
         limit, run = sections[name]
         left = budget - (time.monotonic() - rows.begun)
@@ -167,12 +191,12 @@ def child(rows: Rows, sections: dict[str, Section], wanted: list[str], budget: f
             rows.put(error=f"stopped after {time.monotonic() - begun:.0f} s, its limit")
         except Exception as error:
             rows.put(error=f"{type(error).__name__}: {str(error)[:300]}")
-            if "CUDA error" in str(error) or "illegal" in str(error):
-                sys.exit(1)
+            if context_lost(error):
+                os._exit(1)  # an ordinary exit would free CUDA memory, which fails or hangs by now
         finally:
             if can_alarm:
                 signal.alarm(0)
-            release()
+        release()
         rows.put(event="end", seconds=round(time.monotonic() - begun, 1))
 
 
@@ -180,7 +204,8 @@ def child(rows: Rows, sections: dict[str, Section], wanted: list[str], budget: f
 def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # after a fault, which has its row already
+            torch.cuda.empty_cache()
 
 
 def wait() -> None:
@@ -258,6 +283,15 @@ class Built:
 
     def facts(self) -> dict[str, Any]:
         return {"start_s": self.start_s, "peak_gib": self.peak_gib, "host_syncs": self.syncs}
+
+
+def recorded(run: Call, device: torch.device, changes: Sequence[torch.Tensor] = ()) -> Call:
+    """A plain function as a CUDA graph, warmed up without a trace in `changes`; as it is on a CPU."""
+    if device.type != "cuda":
+        return run
+    recorder = CudaRecorder(device)
+    recorder.warm_up(run, changes)
+    return recorder.record(run)
 
 
 # ------------------------------------------------------------------------------------------------ both sides

@@ -1,7 +1,7 @@
 // What is there and what works, for doctor, selfcheck and the tests: driver, devices, TensorRT, the GPU's single steps.
 #include <pybind11/stl.h>
 
-#include <optional>
+#include <memory>
 #include "bindings.hpp"
 #include "error.hpp"
 #include "gpu_steps.hpp"
@@ -12,19 +12,23 @@ namespace py = pybind11;
 namespace edgeyolo {
 namespace {
 
-// A device's primary context, made current for a `with` block.
+// A device's primary context, made current for a `with` block, and the thread kept out of other threads' captures.
 class CurrentDevice {
 public:
     explicit CurrentDevice(int ordinal) : device_(cuda::Device::open(ordinal)) {}
+    // Entered and never left: its thread is gone, by fork() or at the end of the process, and with it what to undo.
+    ~CurrentDevice() { (void)guard_.release(); }
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
     void enter() {
         check(!guard_, "this device is current already");
-        guard_.emplace(*device_);
+        guard_ = std::make_unique<cuda::ContextGuard>(*device_);
     }
     void leave() { guard_.reset(); }
 
 private:
     cuda::DeviceRef device_;
-    std::optional<cuda::ContextGuard> guard_;
+    std::unique_ptr<cuda::ContextGuard> guard_;
 };
 
 Facts device_facts(int ordinal) {

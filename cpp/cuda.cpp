@@ -31,6 +31,16 @@ constexpr unsigned stream_non_blocking = 1;   // CU_STREAM_NON_BLOCKING
 constexpr unsigned event_without_timing = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr int capture_thread_local = 1;       // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
+// Gives this thread the thread-local mode; returns the one to put back, or unknown_mode where the driver refuses.
+constexpr int unknown_mode = -1;
+int leave_captures_of_others(const Driver& driver) noexcept {
+    int mode = capture_thread_local;
+    return driver.cuThreadExchangeStreamCaptureMode(&mode) == success ? mode : unknown_mode;
+}
+void put_back_mode(const Driver& driver, int mode) noexcept {
+    if (mode != unknown_mode) driver.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
 std::string size_text(std::size_t bytes) {
     if (bytes < 1000) return std::to_string(bytes) + " B";
     const char* unit = "KMG";
@@ -81,10 +91,12 @@ Cleanup::Cleanup(const Device& device, const char* call) noexcept : device_(devi
     possible_ = true;
     // On a lost device the push fails; the driver is told of the end of the handle all the same.
     pushed_ = device.driver.cuCtxPushCurrent(device.context) == success;
+    callers_mode_ = leave_captures_of_others(device.driver);
 }
 
 Cleanup::~Cleanup() {
     ContextHandle popped = nullptr;
+    if (possible_) put_back_mode(device_.driver, callers_mode_);
     if (pushed_) device_.driver.cuCtxPopCurrent(&popped);
 }
 
@@ -133,10 +145,12 @@ Device::~Device() {
 ContextGuard::ContextGuard(const Device& device) : device_(device) {
     if (device.driver.forked()) cuda::driver();  // throws, with the words for it
     device.check(device.driver.cuCtxPushCurrent(device.context), "cuCtxPushCurrent");
+    callers_mode_ = leave_captures_of_others(device.driver);
 }
 
 ContextGuard::~ContextGuard() {
     ContextHandle popped = nullptr;
+    put_back_mode(device_.driver, callers_mode_);
     report(device_, "cuCtxPopCurrent", device_.driver.cuCtxPopCurrent(&popped));
 }
 

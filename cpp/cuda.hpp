@@ -3,6 +3,8 @@
 // Contexts: everything happens in a device's primary context, the one that TensorRT and ONNX Runtime use. Constructors
 // and destructors of this file make it current themselves. Every other call wants a ContextGuard of the device in
 // scope; the guard leaves the caller's current context and device as they were.
+// Captures of others: a capture in global mode (ONNX Runtime's, torch's) forbids many calls to every thread whose own
+// mode is global too, the default, and dies of the attempt. All calls here run in thread-local mode: neither is harmed.
 // Threads: a handle may be used from any thread, one thread at a time. A Device may be shared freely.
 // Destructors never throw. After fork(), on a lost device and at process exit they do nothing; cleanup_report() counts.
 #pragma once
@@ -47,7 +49,8 @@ private:
     int handle_ = 0;
 };
 
-// Makes the device's primary context current for one scope. Throws DeviceError after fork().
+// Makes the device's primary context current, and the thread's capture mode thread-local, for one scope. Throws
+// DeviceError after fork().
 class ContextGuard {
 public:
     explicit ContextGuard(const Device& device);
@@ -57,6 +60,7 @@ public:
 
 private:
     const Device& device_;
+    int callers_mode_ = 0;
 };
 
 struct MemoryInfo {
@@ -89,7 +93,7 @@ struct CleanupReport {
 };
 CleanupReport cleanup_report();
 
-// One destroying call: makes the context current, reports instead of throwing, does nothing after fork().
+// One destroying call, as under a ContextGuard; reports instead of throwing, does nothing after fork().
 class Cleanup {
 public:
     Cleanup(const Device& device, const char* call) noexcept;
@@ -104,6 +108,7 @@ private:
     const char* call_;
     bool possible_ = false;
     bool pushed_ = false;
+    int callers_mode_ = 0;
 };
 
 // One handle and the device that it belongs to; move-only. Destroy names the call and the live counter.

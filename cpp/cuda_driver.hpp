@@ -69,6 +69,7 @@ constexpr int driver_api_version = 12000;
     CALL(cuStreamBeginCapture, StreamHandle stream, int mode) /* 10.1 */                                               \
     CALL(cuStreamEndCapture, StreamHandle stream, GraphHandle* graph)                                                  \
     CALL(cuStreamIsCapturing, StreamHandle stream, int* status)                                                        \
+    CALL(cuThreadExchangeStreamCaptureMode, int* mode) /* 10.1 */                                                      \
     CALL(cuEventCreate, EventHandle* event, unsigned flags)                                                            \
     CALL(cuEventDestroy, EventHandle event) /* 4.0 */                                                                  \
     CALL(cuEventRecord, EventHandle event, StreamHandle stream)                                                        \

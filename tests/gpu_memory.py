@@ -54,23 +54,45 @@ class Versioned(ctypes.Structure):
 
 
 class Driver:
-    """Calls of the driver that the core has opened, on one device. Works on the simulated and on a real one."""
+    """Calls of the driver that the core has opened, on one device. Works on the simulated and on a real one.
+
+    As other libraries of the process make them: the thread's capture mode stays what it is.
+    """
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
         self._device = _core.CurrentDevice(ordinal)  # keeps the context, and with it the memory
+        with self._device:
+            self._context = ctypes.c_void_p(_core.current_context())
         self._library = ctypes.CDLL(_core.driver()["library"])
         self._find = self._library.cuGetProcAddress_v2
         self._find.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)
 
     def __call__(self, name: str, *arguments: Any) -> None:
+        code = self.result(name, *arguments)
+        assert code == 0, f"{name}: {code}"
+
+    def result(self, name: str, *arguments: Any) -> int:
+        """The CUresult of the call."""
+        self._raw("cuCtxPushCurrent", self._context)
+        try:
+            return self._raw(name, *arguments)
+        finally:
+            self._raw("cuCtxPopCurrent", ctypes.byref(ctypes.c_void_p()))
+
+    def _raw(self, name: str, *arguments: Any) -> int:
         address, status = ctypes.c_void_p(), ctypes.c_int()
         code = self._find(name.encode(), ctypes.byref(address), 12000, 1, ctypes.byref(status))
         assert code == 0 and address.value, name
-        function = ctypes.CFUNCTYPE(ctypes.c_int)(address.value)
-        with self._device:
-            code = function(*arguments)
-        assert code == 0, f"{name}: {code}"
+        return int(ctypes.CFUNCTYPE(ctypes.c_int)(address.value)(*arguments))
+
+    def capture_mode(self) -> int:
+        """Of this thread: 0 global (the default), 1 thread-local, 2 relaxed."""
+        mode = ctypes.c_int(0)
+        self("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        found = mode.value
+        self("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        return found
 
 
 class GpuImage:

@@ -1,14 +1,18 @@
 """ONNX Runtime's CPU provider in the place of its CUDA provider: all of the ONNX backend runs without CUDA.
 
 Slots, threads, streams, memory and the work before and after the network are the real ones, on the simulated driver or
-on a GPU. Only the network's tensors are copied to the host and back around each run, as the CPU provider needs it.
+on a GPU. Only the network's tensors are copied to the host and back around each run, as the CPU provider needs it. A
+graph's first run captures on the slot's stream, in global mode as the CUDA provider does; what it captured is not used.
 What this cannot show: ONNX Runtime's own graphs, streams and kernels. Tests for those are marked `gpu`.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +24,9 @@ from edgeyolo.onnx_cuda import OnnxCudaModel
 from edgeyolo.onnx_network import EAGER, OnnxNetwork
 from gpu_memory import Driver
 
+GLOBAL, THREAD_LOCAL = 0, 1  # CUstreamCaptureMode
+CAPTURE_UNSUPPORTED = 900  # CUresult
+
 
 class Bound(NamedTuple):
     binding: Any
@@ -30,11 +37,14 @@ class Bound(NamedTuple):
 
 
 class HostNetwork(OnnxNetwork):
-    """faults: what goes wrong, and how often; see faulty()."""
+    """faults: what goes wrong, and how often; see faulty(). while_capturing: called in each capture. ended: the threads
+    in which sessions ended."""
 
     provider = "CPUExecutionProvider"
     memory = "cpu"
     faults: ClassVar[dict[str, int]] = {}
+    while_capturing: ClassVar[Callable[[], None]] = staticmethod(lambda: time.sleep(0.001))
+    ended: ClassVar[list[str]] = []
 
     def __init__(self, *args: Any, graph: bool, **kwargs: Any) -> None:
         if graph and self.happens("not all on GPU"):
@@ -43,6 +53,11 @@ class HostNetwork(OnnxNetwork):
             raise DeviceError("libcudnn.so.9: cannot open shared object file")
         super().__init__(*args, graph=graph, **kwargs)
         self.graph, self.captured = graph, set[int]()
+        weakref.finalize(self._session, self.note_the_end, self.ended).atexit = False
+
+    @staticmethod
+    def note_the_end(ended: list[str]) -> None:
+        ended.append(threading.current_thread().name)
 
     def options(self, graph: bool, tf32: bool) -> dict[str, str]:
         return {}
@@ -62,20 +77,37 @@ class HostNetwork(OnnxNetwork):
         return Bound(binding, images, output, input_address, output_address)
 
     def run(self, binding: Bound, graph: int = EAGER) -> None:
-        if graph != EAGER:
-            assert self.graph, "a session without graphs was asked for one"
-            if graph not in self.captured and self.happens("capture fails"):
-                raise EngineError("operation not permitted when stream is capturing")
-            self.captured.add(graph)
-        elif self.happens("run fails"):
-            raise EngineError("operation not permitted when stream is capturing")
         driver, stream = Driver(self.device), ctypes.c_void_p(self.stream)
+        assert driver.capture_mode() == THREAD_LOCAL, "another thread's capture would spoil this run, or this run it"
+        if graph != EAGER and graph not in self.captured:
+            assert self.graph, "a session without graphs was asked for one"
+            self.capture(driver, stream, binding)
+            self.captured.add(graph)
+        if graph == EAGER and self.happens("run fails"):
+            super().run(self._session.io_binding())  # an error of ONNX Runtime's own: its input is missing
         copy(driver, "cuMemcpyDtoHAsync", binding.images, binding.input_address, stream)
         if graph != EAGER and self.happens("stale replay"):
             return
         super().run(binding.binding)
         if binding.output_address is not None:
             copy(driver, "cuMemcpyHtoDAsync", binding.output, binding.output_address, stream)
+
+    def capture(self, driver: Driver, stream: ctypes.c_void_p, binding: Bound) -> None:
+        """What ONNX Runtime does with a stream; "capture left open" as after an exception between begin and end."""
+        checked(driver.result("cuStreamSynchronize", stream))
+        checked(driver.result("cuStreamBeginCapture", stream, ctypes.c_int(GLOBAL)))
+        if self.happens("capture left open"):
+            raise EngineError("a kernel failed while the stream was capturing")
+        memory, graph = ctypes.c_ulonglong(binding.input_address), ctypes.c_void_p()
+        recorded = driver.result("cuMemsetD8Async", memory, ctypes.c_ubyte(0), ctypes.c_size_t(1), stream)
+        type(self).while_capturing()
+        if self.happens("capture fails"):
+            spoil(self.device)
+        ended = driver.result("cuStreamEndCapture", stream, ctypes.byref(graph))
+        if graph:
+            driver("cuGraphDestroy", graph)
+        checked(recorded)
+        checked(ended)
 
     @staticmethod
     def output(binding: Bound) -> NDArray[np.float32]:
@@ -91,10 +123,29 @@ def copy(driver: Driver, call: str, array: NDArray[Any], address: int, stream: c
     """On the slot's stream, behind what the slot has put there; waits."""
     host, device = ctypes.c_void_p(array.ctypes.data), ctypes.c_ulonglong(address)
     ends = (host, device) if call == "cuMemcpyDtoHAsync" else (device, host)
-    driver(call, *ends, ctypes.c_size_t(array.nbytes), stream)
-    driver("cuStreamSynchronize", stream)
+    checked(driver.result(call, *ends, ctypes.c_size_t(array.nbytes), stream))
+    checked(driver.result("cuStreamSynchronize", stream))
+
+
+def checked(code: int) -> None:
+    """EngineError as OnnxNetwork would word it."""
+    if code:
+        raise EngineError(f"CUDA failure {code}: operation not permitted when stream is capturing")
+
+
+def spoil(ordinal: int) -> None:
+    """What a thread that knows nothing of captures does to one in global mode: it asks for memory, and gets none."""
+    found: list[int] = []
+
+    def allocate() -> None:
+        found.append(Driver(ordinal).result("cuMemAlloc", ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(64)))
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    assert found == [CAPTURE_UNSUPPORTED]
 
 
 def faulty(faults: dict[str, int]) -> type[HostNetwork]:
     """A class of its own whose faults happen, each as often as told."""
-    return type("FaultyNetwork", (HostNetwork,), {"faults": dict(faults)})
+    return type("FaultyNetwork", (HostNetwork,), {"faults": dict(faults), "ended": []})

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +12,10 @@ import pytest
 import edgeyolo
 from edgeyolo.cli import main
 from edgeyolo.cli.selfcheck import Check, attempt, differing
-from gpu_fixtures import Gpu, Simulation, real_gpu
+from gpu_fixtures import Gpu, Simulation, real_gpu, run_python
 from toy_model import pictures, toy_engine
 
 DEVICE_LOST = 719
-
-
-def run(code: str, environment: dict[str, str] | None = None) -> str:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("EDGEYOLO_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=variables | (environment or {}), timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 LOAD = """
@@ -50,14 +38,14 @@ maps = open("/proc/self/maps").read()
 print([name for name in ("libcuda", "nvinfer", "edgeyolo_fake", "test_tensorrt", "_trt1") if name in maps])
 print(before == dict(os.environ), threading.active_count(), len(os.listdir("/proc/self/task")) - threads)
 """
-    assert run(code, gpu.environment).splitlines() == ["[]", "True 1 0"]
+    assert run_python(code, gpu.environment).splitlines() == ["[]", "True 1 0"]
 
 
 @pytest.mark.skipif(real_gpu(), reason="this machine has a driver")
 def test_no_driver(tmp_path: Path) -> None:
-    text = run(LOAD.format(path=str(toy_engine(tmp_path / "t.engine"))))
+    text = run_python(LOAD.format(path=str(toy_engine(tmp_path / "t.engine"))))
     assert text.startswith("DeviceError") and "libcuda.so.1" in text and "driver" in text
-    text = run(LOAD.format(path=str(tmp_path / "t.engine")), {"EDGEYOLO_CUDA_DRIVER": "/nowhere/libcuda.so"})
+    text = run_python(LOAD.format(path=str(tmp_path / "t.engine")), {"EDGEYOLO_CUDA_DRIVER": "/nowhere/libcuda.so"})
     assert text.startswith("DeviceError") and "/nowhere/libcuda.so" in text
 
 
@@ -65,16 +53,16 @@ def test_no_tensorrt(tmp_path: Path, gpu: Gpu) -> None:
     path = str(toy_engine(tmp_path / "t.engine"))
     environment = {name: value for name, value in gpu.environment.items() if "TENSORRT" not in name}
     without_wheels = "import edgeyolo.engine; edgeyolo.engine.tensorrt_folders = lambda: []\n"
-    text = run(without_wheels + LOAD.format(path=path), environment)
+    text = run_python(without_wheels + LOAD.format(path=path), environment)
     assert text.startswith("EngineError") and "libnvinfer.so" in text and "pip install tensorrt" in text
-    text = run(LOAD.format(path=path), {**environment, "EDGEYOLO_TENSORRT_LIBRARY": "/nowhere/libnvinfer.so.10"})
+    text = run_python(LOAD.format(path=path), {**environment, "EDGEYOLO_TENSORRT_LIBRARY": "/nowhere/libnvinfer.so.10"})
     assert text.startswith("EngineError") and "/nowhere/libnvinfer.so.10" in text
 
 
 def test_no_adapter(tmp_path: Path, gpu: Gpu) -> None:
     path = str(toy_engine(tmp_path / "t.engine"))
     elsewhere = f"import edgeyolo.engine; edgeyolo.engine.adapter_folder = lambda: {str(tmp_path)!r}\n"
-    text = run(elsewhere + LOAD.format(path=path), gpu.environment)
+    text = run_python(elsewhere + LOAD.format(path=path), gpu.environment)
     assert (
         text.startswith("EngineError")
         and "was built for no TensorRT version" in text
@@ -85,7 +73,7 @@ def test_no_adapter(tmp_path: Path, gpu: Gpu) -> None:
 def test_no_such_device(tmp_path: Path, gpu: Gpu) -> None:
     path = str(toy_engine(tmp_path / "t.engine"))
     code = f"import edgeyolo\ntry: edgeyolo.load({path!r}, device=40)\nexcept edgeyolo.EdgeYoloError as e: print(e)"
-    assert "40" in run(code, gpu.environment)
+    assert "40" in run_python(code, gpu.environment)
 
 
 def test_a_process_ends_quietly_with_everything_open(tmp_path: Path, gpu: Gpu) -> None:
@@ -101,7 +89,7 @@ result = model.submit(image, on_device=True).result()
 capsule = result.boxes.__dlpack__()
 print("end")
 """
-    assert run(code, gpu.environment) == "end"
+    assert run_python(code, gpu.environment) == "end"
 
 
 def test_after_fork(tmp_path: Path, gpu: Gpu) -> None:
@@ -136,7 +124,7 @@ busy.join()
 print("parent", os.waitstatus_to_exitcode(status), model(image).to_dict() == before == handle.result().to_dict())
 model.close()
 """
-    assert run(code, gpu.environment).splitlines() == ["child 6", "parent 0 True"]
+    assert run_python(code, gpu.environment).splitlines() == ["child 6", "parent 0 True"]
 
 
 def test_selfcheck(tmp_path: Path, gpu: Gpu, capsys: pytest.CaptureFixture[str]) -> None:

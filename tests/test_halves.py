@@ -94,26 +94,27 @@ def test_a_replay_equals_an_eager_run_bit_for_bit(gpu: Gpu, tmp_path: Path) -> N
 
     path = convolutions(tmp_path / "m.onnx")
     images = np.random.default_rng(0).random((1, 3, 64, 64), np.float32)
-    plain = onnxruntime.InferenceSession(str(path), providers=[("CUDAExecutionProvider", {"device_id": "0"})])
-    (wanted,) = plain.run(None, {"images": images})
-    halves = _core.Halves(
-        0, imgsz=(64, 64), batch=1, input="float32", output="float32", head="raw", rows=64, classes=3, conf=0.25,
-        iou=0.7, max_det=300, agnostic=False, allowed=[],
-    )  # fmt: skip
-    inputs, outputs = _core.GpuMemory(0, images.nbytes), _core.GpuMemory(0, wanted.nbytes)
-    copy_to(inputs.address, images)
-    tensors = OnnxTensors("images", "output0", np.dtype(np.float32), np.dtype(np.float32), 64, 7)
-    with _core.CaptureLock():
-        network = OnnxNetwork(path, tensors, device=0, stream=halves.stream, graph=True)
-    binding = network.bind((1, 3, 64, 64), inputs.address, outputs.address)
-    for graph in (EAGER, 1, 1, EAGER, 1):
-        outputs.fill(0xEE)
-        network.run(binding, graph)
-        np.testing.assert_array_equal(outputs.read(wanted.nbytes).view(np.float32), wanted.ravel())
-    del binding
-    network.close()
-    for part in (halves, inputs, outputs):
-        part.close()
+    with _core.CurrentDevice(0):  # ONNX Runtime leaves a device current in its threads
+        plain = onnxruntime.InferenceSession(str(path), providers=["CUDAExecutionProvider"])
+        (wanted,) = plain.run(None, {"images": images})
+        halves = _core.Halves(
+            0, imgsz=(64, 64), batch=1, input="float32", output="float32", head="raw", rows=64, classes=3, conf=0.25,
+            iou=0.7, max_det=300, agnostic=False, allowed=[],
+        )  # fmt: skip
+        inputs, outputs = _core.GpuMemory(0, images.nbytes), _core.GpuMemory(0, wanted.nbytes)
+        copy_to(inputs.address, images)
+        tensors = OnnxTensors("images", "output0", np.dtype(np.float32), np.dtype(np.float32), 64, 7)
+        with _core.CaptureLock():
+            network = OnnxNetwork(path, tensors, device=0, stream=halves.stream, graph=True)
+        binding = network.bind((1, 3, 64, 64), inputs.address, outputs.address)
+        for graph in (EAGER, 1, 1, EAGER, 1):
+            outputs.fill(0xEE)
+            network.run(binding, graph)
+            np.testing.assert_array_equal(outputs.read(wanted.nbytes).view(np.float32), wanted.ravel())
+        del binding, plain
+        network.close()
+        for part in (halves, inputs, outputs):
+            part.close()
 
 
 def convolutions(path: Path) -> Path:

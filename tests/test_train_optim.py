@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,7 +14,10 @@ import pytest
 import torch
 from edgeyolo.tools.train.ema import FlatEma
 from edgeyolo.tools.train.flat import FlatState, ParamGroup, param_groups, rows_dense
-from edgeyolo.tools.train.musgd import SIDE, Matrix, MuSGD, Orthogonaliser, newton_schulz, plan_batches
+from edgeyolo.tools.train.musgd import (
+    MuSGD,
+    newton_schulz,
+)  # fmt: skip
 from edgeyolo.tools.train.optim import FlatAdamW, FlatMuSGD, FlatSGD
 from edgeyolo.tools.train.scaler import DeviceScaler
 from edgeyolo.tools.train.schedule import Schedule, constant, ema_decay, warm_up_and_decay
@@ -166,6 +170,33 @@ def test_half_weights_are_what_autocast_would_cast() -> None:
     assert torch.equal(model[0].weight, (twin[0].weight * 3).bfloat16())
 
 
+def test_state_dict_of_half_weights_is_full_precision() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+    twin = copy.deepcopy(model)
+    state = FlatState(model, param_groups(model, lr=0.1, weight_decay=0, muon=True), half=torch.bfloat16)
+    state.data.mul_(1.001)
+    state.refresh()
+    saved = {k: v.clone() for k, v in model.state_dict().items()}
+    for name, p in twin.named_parameters():
+        assert torch.equal(saved[name], p * 1.001), name
+    copied = copy.deepcopy(model)
+    assert copied.state_dict()["0.weight"].dtype == torch.bfloat16  # its parameters are its own
+    reread = torch.load(io.BytesIO(pickled(model)), weights_only=False)
+    assert reread.state_dict()["0.weight"].dtype == torch.bfloat16
+    model.load_state_dict(twin.state_dict())
+    for slot in state.slots:
+        assert torch.equal(slot.of(state.data), dict(twin.named_parameters())[slot.name]), slot.name
+    assert torch.equal(model[0].weight, twin[0].weight.bfloat16())
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict(nn.Sequential(nn.Conv2d(3, 9, 3)).state_dict(), strict=False)
+
+
+def pickled(model: nn.Module) -> bytes:
+    file = io.BytesIO()
+    torch.save(model, file)
+    return file.getvalue()
+
+
 # ------------------------------------------------------------------------------------------------ MuSGD on its own
 @pytest.mark.parametrize(("nesterov", "decay", "muon", "sgd"), [(True, 0.03, 0.2, 1.0), (False, 0.0, 0.5, 0.5)])
 def test_musgd_equals_ultralytics(nesterov: bool, decay: float, muon: float, sgd: float) -> None:
@@ -244,38 +275,6 @@ def test_musgd_skips_parameters_without_gradient_and_runs_closures() -> None:
     assert model.wide not in optimizer.state
     with pytest.raises(InvalidInput, match="momentum must not be negative"):
         MuSGD(model.parameters(), momentum=-1)
-
-
-def test_orthogonaliser_equals_one_matrix_at_a_time() -> None:
-    g = torch.Generator().manual_seed(0)
-    shapes = [(3, 5), (40, 3), (16, 16), (1, 9), (7, 100), (64, 48), (5, 1)]
-    tensors = [torch.randn(*s, generator=g, dtype=torch.float64) for s in shapes]
-    starts = np.cumsum([7] + [t.numel() + 3 for t in tensors]).tolist()
-    flat = torch.randn(starts[-1], generator=g, dtype=torch.float64)
-    for t, start in zip(tensors, starts, strict=False):
-        flat[start : start + t.numel()] = t.flatten()
-    matrices = [Matrix(start, *s, scale=1.5) for start, s in zip(starts, shapes, strict=False)]
-    result = Orthogonaliser(matrices, len(flat), torch.device("cpu"), dtype=torch.float64)(flat)
-    covered = torch.zeros(len(flat), dtype=torch.bool)
-    for t, start in zip(tensors, starts, strict=False):
-        single = newton_schulz((t.T if t.shape[0] > t.shape[1] else t)[None], dtype=torch.float64)[0]
-        expected = 1.5 * (single.T if t.shape[0] > t.shape[1] else single)
-        part = slice(start, start + t.numel())
-        assert torch.allclose(result[part].view(t.shape), expected, atol=1e-11)
-        covered[part] = True
-    assert not result[~covered].any()
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_batches_hold_each_matrix_once(device: str) -> None:
-    shapes = [tuple(sorted((p.shape[0], p[0].numel()))) for p in yolo("yolo26n").parameters() if p.ndim == 4]
-    plan = plan_batches(shapes, device)  # type: ignore[arg-type]
-    assert sorted(i for *_, which in plan for i in which) == list(range(len(shapes)))
-    for rows, columns, which in plan:
-        assert rows % SIDE == columns % SIDE == 0
-        assert all(shapes[i][0] <= rows and shapes[i][1] <= columns for i in which)
-    if device == "cuda":
-        assert len(plan) <= 10  # 126 matrices in a handful of batches
 
 
 # ------------------------------------------------------------------------------------------------ scaler, EMA, schedule

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from edgeyolo.tools.train.body import DetectionBody, dense_halves
 from edgeyolo.tools.train.flat import ParamGroup
-from edgeyolo.tools.train.graph import without_trace
 from edgeyolo.tools.train.loss import pack_targets
 from edgeyolo.tools.train.schedule import ema_decay
 from edgeyolo.tools.train.step import TrainStep, detection_step
@@ -20,6 +21,7 @@ from torch import nn
 
 from edgeyolo.errors import InvalidInput
 from train_reference import Batch, Reference, all_float64, random_batch, yolo
+from train_small import Small, data, far, same, small_step, sum_loss
 
 SIZE, NC, BATCH = 64, 12, 3
 
@@ -52,10 +54,6 @@ def warm_up_table(groups: Sequence[ParamGroup]) -> NDArray[np.float64]:
         rates, decay = [g.lr * RAMP[i] for g in groups], [g.weight_decay for g in groups]
         rows.append([*rates, *decay, MOMENTUM[i], ema_decay(i + 1), many, 1 - many])
     return np.array(rows)
-
-
-def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3))
 
 
 @pytest.mark.slow
@@ -105,46 +103,6 @@ def test_eight_steps_equal_ultralytics(name: str, optimizer: Any, fused: bool) -
 
 
 # ------------------------------------------------------------------------------------------------ small nets
-class Small(nn.Module):
-    """A net whose loss is a sum over pictures: what accumulates, or runs on several ranks, equals one big batch."""
-
-    def __init__(self, *, norm: bool = False, dtype: torch.dtype = torch.float64) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first = nn.Conv2d(3, 6, 3, 2, dtype=dtype)
-        self.norm = nn.BatchNorm2d(6, dtype=dtype) if norm else nn.Identity()
-        self.act = nn.SiLU(inplace=True)
-        self.last = nn.Conv2d(6, 5, 3, dtype=dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.last(self.act(self.norm(self.first(x)))).mean((2, 3))
-        return y
-
-
-def sum_loss(
-    outputs: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor, size: tuple[int, int], mix: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    wanted = (targets * mask.unsqueeze(-1)).sum(1)
-    loss = (outputs.to(wanted.dtype) - wanted).square().sum()
-    return loss, loss.detach().reshape(1, 1)
-
-
-def data(seed: int, batch: int = 4, size: int = 16, boxes: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (batch, 3, size, size), generator=g, dtype=torch.uint8)
-    return images, torch.rand(batch, boxes, 5, generator=g), torch.rand(batch, boxes, generator=g) > 0.3
-
-
-def small_step(**options: Any) -> TrainStep:
-    settings: dict[str, Any] = {"optimizer": "sgd", "amp": "off", "lr": 0.05, "ns_dtype": torch.float64} | options
-    return TrainStep(Small(norm=settings.pop("norm", False)), sum_loss, **settings)
-
-
-def same(a: TrainStep, b: TrainStep, tolerance: float = 1e-13) -> None:
-    for key, value in a.weights().items():
-        assert far(b.weights()[key], value) <= tolerance, key
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "musgd", "adamw"])
 def test_accumulation_equals_a_big_batch(optimizer: str) -> None:
     whole, parts = small_step(optimizer=optimizer), small_step(optimizer=optimizer, accumulate=True)
@@ -186,6 +144,33 @@ def test_overflow_leaves_everything_but_the_scale() -> None:
     step.scaler.scale.fill_(2.0**6)
     step(*data(1))
     assert not torch.equal(step.weights()["last.weight"], before["last.weight"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "musgd", "adamw"])
+def test_half_copies_of_the_weights_change_no_number(optimizer: str) -> None:
+    def half_step(shadow: bool) -> TrainStep:
+        return TrainStep(
+            Small(norm=True, dtype=torch.float32), sum_loss, optimizer=optimizer, amp="bf16", lr=0.05, shadow=shadow,
+            accumulate=True,
+        )  # fmt: skip
+
+    steps = [half_step(True), half_step(False)]
+    totals: list[list[float]] = [[], []]
+    for seed in range(6):
+        for step, curve in zip(steps, totals, strict=True):
+            step(*data(seed), update=seed % 3 > 0)
+            curve.append(step.total.item())
+    assert totals[0] == totals[1]
+    assert len(set(totals[0])) == 6
+    same(*steps, 0.0)
+    assert torch.equal(steps[0].ema.data, steps[1].ema.data)
+    assert steps[0].model.first.weight.dtype == torch.bfloat16
+    assert steps[1].model.first.weight.dtype == torch.float32
+    for key, value in steps[0].model.state_dict().items():  # what a checkpoint holds
+        assert value.dtype == torch.float32, key
+        assert torch.equal(value, steps[0].weights()[key]), key
+    with pytest.raises(InvalidInput, match="another model"):
+        steps[1].load_state_dict(steps[0].state_dict())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "musgd", "adamw"])
@@ -240,66 +225,6 @@ def test_bad_input_is_named() -> None:
         step(images, targets[..., :4], mask)
     with pytest.raises(InvalidInput, match="optimizer is one of"):
         small_step(optimizer="adam")
-
-
-# ------------------------------------------------------------------------------------------------ captures
-class Tape:
-    """A recorder for the CPU: a replay runs the function again. Counts, and fails when told to."""
-
-    def __init__(self, fail_at: int | None = None) -> None:
-        self.records, self.warm_ups, self.fail_at = 0, 0, fail_at
-
-    def warm_up(self, run: Callable[[], None], changes: Sequence[torch.Tensor]) -> None:
-        self.warm_ups += 1
-        with without_trace(changes):
-            run()
-            run()
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        self.records += 1
-        if self.records == self.fail_at:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return run
-
-
-def test_each_shape_update_and_freeze_set_is_captured_once() -> None:
-    tape = Tape()
-    step = small_step(norm=True, accumulate=True, recorder=tape)
-    plain = small_step(norm=True, accumulate=True)
-    plan = [
-        (3, 16, 4, True), (3, 16, 4, False), (3, 16, 4, True), (5, 16, 4, True), (3, 24, 4, True), (3, 16, 2, True),
-        (3, 16, 4, True), (5, 16, 4, True),
-    ]  # fmt: skip
-    for calls, (boxes, size, batch, update) in enumerate(plan):
-        for one in (step, plain):
-            one(*data(calls, batch, size, boxes), update=update)
-    assert (step.stats().captures, step.stats().replays, step.stats().eager) == (5, 8, 0)
-    for one in (step, plain):
-        one.freeze(["first."])
-        one(*data(9))
-        one.freeze([])
-        one(*data(10))
-    assert (step.stats().captures, step.stats().replays) == (6, 10)
-    same(step, plain, 0.0)  # warm-ups left no trace, norm statistics included
-    assert torch.equal(step.sums, plain.sums)
-    assert torch.equal(step.ema.data, plain.ema.data)
-    assert int(step.schedule.next) == 10
-
-
-def test_refused_capture_runs_eagerly_and_says_so_once() -> None:
-    step, plain = small_step(recorder=Tape(fail_at=2)), small_step()
-    for one in (step, plain):
-        one(*data(0))
-    with pytest.warns(RuntimeWarning, match="without CUDA graphs: RuntimeError: operation not permitted"):
-        step(*data(1, size=24))
-    plain(*data(1, size=24))
-    for seed in (2, 3):
-        step(*data(seed))  # warnings are errors here: no second one
-        plain(*data(seed))
-    stats = step.stats()
-    assert (stats.captures, stats.replays, stats.eager) == (1, 1, 3)
-    assert stats.refused is not None
-    same(step, plain, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ several ranks
@@ -360,17 +285,64 @@ def test_shared_activations_are_replaced_not_changed() -> None:
     assert not any(m.inplace for m in model.modules() if isinstance(m, nn.SiLU))
 
 
+# ------------------------------------------------------------------------------------------------ body
+def raw_outputs(model: nn.Module, x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The head's rows, by the model's own forward."""
+    raw = model(x)
+    raw = raw[1] if isinstance(raw, tuple) else raw
+    branches = [raw["one2many"], raw["one2one"]] if "one2many" in raw else [raw]
+    return [(b["boxes"].transpose(1, 2), b["scores"].transpose(1, 2)) for b in branches]
+
+
+@pytest.mark.parametrize("name", ["yolo26n", "yolo11n"])
+def test_body_has_the_models_numbers_without_its_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, bit for bit in half precision. (Gradients: test_eight_steps_equal_ultralytics, in float64.)"""
+
+    def as_on_cuda(layer: nn.Upsample, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float() if torch.is_autocast_enabled("cpu") else x  # the CPU's autocast leaves this operation alone
+        return nn.functional.interpolate(wide, scale_factor=layer.scale_factor, mode=layer.mode)
+
+    monkeypatch.setattr(nn.Upsample, "forward", as_on_cuda)
+    ours = yolo(name, NC).to(memory_format=torch.channels_last).train()
+    theirs = copy.deepcopy(ours)
+    keys = list(ours.state_dict())
+    assert dense_halves(ours) == dense_halves(ours) > 8
+    assert list(ours.state_dict()) == keys
+    seen: dict[nn.Module, list[torch.dtype]] = {ours: [], theirs: []}
+    strided: dict[nn.Module, int] = {ours: 0, theirs: 0}
+
+    def count(net: nn.Module, x: torch.Tensor) -> None:
+        strided[net] += not x.is_contiguous(memory_format=torch.channels_last)
+
+    for net in (ours, theirs):
+        for module in net.modules():
+            if type(module).__name__ == "Concat":
+                module.register_forward_hook(lambda _m, _x, y, net=net: seen[net].append(y.dtype))
+            elif isinstance(module, nn.Conv2d):
+                module.register_forward_pre_hook(lambda _m, x, net=net: count(net, x[0]))
+    x = torch.rand(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine, expected = DetectionBody(ours)(x), raw_outputs(theirs, x)
+    assert seen[theirs].count(torch.float32) == 2  # behind the two upsamplings
+    assert set(seen[ours]) == {torch.bfloat16}
+    assert strided[theirs] - strided[ours] >= 12
+    assert len(mine) == len(expected)
+    for pair, wanted in zip(mine, expected, strict=True):
+        for a, b in zip(pair, wanted, strict=True):
+            assert torch.equal(a, b)
+
+
 # ------------------------------------------------------------------------------------------------ profile
 def test_profile_groups_kernels_by_what_they_do(tmp_path: Path) -> None:
-    from edgeyolo.tools.train.profile import by_group, device_events
+    from edgeyolo.tools.train.profile import busy, by_group, device_events
 
     trace = {
         "traceEvents": [
-            {"cat": "kernel", "name": "moments_kernel", "dur": 5},
-            {"cat": "kernel", "name": "moments_kernel", "dur": 6},
-            {"cat": "kernel", "name": "sm90_xmma_fprop_implicit_gemm_f16f16", "dur": 40},
-            {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "dur": 1},
-            {"cat": "cpu_op", "name": "aten::conv2d", "dur": 999},
+            {"cat": "kernel", "name": "moments_kernel", "dur": 5, "ts": 100},
+            {"cat": "kernel", "name": "moments_kernel", "dur": 6, "ts": 108},
+            {"cat": "kernel", "name": "sm90_xmma_fprop_implicit_gemm_f16f16", "dur": 40, "ts": 110},
+            {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "dur": 1, "ts": 120},
+            {"cat": "cpu_op", "name": "aten::conv2d", "dur": 999, "ts": 0},
         ]
     }
     path = tmp_path / "trace.json"
@@ -378,3 +350,4 @@ def test_profile_groups_kernels_by_what_they_do(tmp_path: Path) -> None:
     groups = by_group(device_events(path))
     assert groups == {"convolution": (40.0, 1), "norm + silu, ours": (11.0, 2), "copies, casts": (1.0, 1)}
     assert next(iter(groups)) == "convolution"
+    assert busy(device_events(path)) == 5 + 42  # two at once count once

@@ -235,9 +235,12 @@ class Lane:
 
         self.post(work)
         value, error = answer.get()
-        if error is not None:
+        if error is None:
+            return value  # type: ignore[return-value]
+        try:
             raise error
-        return value  # type: ignore[return-value]
+        finally:
+            del error  # or it and this frame would hold each other, until some thread's garbage collection
 
     def retire(self) -> None:
         """Ends the thread after what is in work. It closes the slot, whose session is its own."""

@@ -42,8 +42,9 @@ def as_image(value: Any) -> NDArray[np.uint8]:
     Raises InvalidInput for anything else: None, a path, empty, float, bool, channels first.
     """
     # The usual case first: every frame comes through here.
-    if type(value) is np.ndarray and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3:
-        if 0 < value.shape[0] <= MAX_SIDE and 0 < value.shape[1] <= MAX_SIDE:
+    if type(value) is np.ndarray and value.dtype == np.uint8 and value.ndim == 3:
+        height, width, channels = value.shape
+        if channels == 3 and 0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE:
             return value
     if value is None:
         raise InvalidInput(

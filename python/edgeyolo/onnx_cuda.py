@@ -26,7 +26,9 @@ class OnnxCudaModel:
     """One ONNX model for one GPU. See backend.LoadedModel.
 
     What the file says is read with a session on the CPU; that is dropped when the GPU's sessions stand.
-    graph: False never captures. tf32: matrix products in TensorFloat-32, ONNX Runtime's own default.
+    graph: False never captures. While ONNX Runtime captures, threads that use CUDA in its default mode, as torch's do,
+    are refused memory, and the capture fails when they ask: a model of a fixed batch is captured while it loads, one of
+    a dynamic batch in service. tf32: matrix products in TensorFloat-32, ONNX Runtime's own default.
     allow_cpu: where the GPU cannot be used, run on the CPU and say why in info(). Otherwise that is a DeviceError.
     Raises EngineError when the file cannot be used, ManifestError when it is no image network.
     """

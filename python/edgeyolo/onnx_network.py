@@ -1,9 +1,12 @@
 """One network in ONNX Runtime's CUDA provider, on a stream and on memory of ours.
 
 What that provider does, and what follows from it here: a captured graph belongs to the thread that captured it, so one
-thread makes all calls of a session; a run returns when the stream is done; capturing happens in CUDA's global mode,
-where any allocation of another thread may fail, so construction and first runs happen under _core.CaptureLock; and a
-captured graph stays until its session dies, so their number is bounded by whoever asks for them.
+thread makes all calls of a session; a run returns when the stream is done; a captured graph stays until its session
+dies, so their number is bounded by whoever asks for them. Capturing happens in CUDA's global mode: while it lasts, a
+thread in that mode, the default, can neither allocate nor wait, and spoils the capture when it tries. So all calls of a
+session are made under _core.CurrentDevice, which leaves that mode; and what waits for the whole device, which no mode
+excuses, is done under _core.CaptureLock: construction, first runs, the end. A session makes the GPU current in the
+thread that it ends in: close() alone ends one.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +47,9 @@ class OnnxTensors:
 
 
 class OnnxNetwork:
-    """Made, used and closed by one thread, with _core.CaptureLock held while it is made.
+    """Made, used and closed by one thread, inside _core.CurrentDevice, with _core.CaptureLock held for making and
+    closing. Without close() the session is never freed: neither by a garbage collector in some other thread, nor in a
+    child after fork(), nor when the process ends.
 
     stream: the CUstream that everything runs on. graph: runs may be captured; DeviceError when this network cannot be.
     Raises DeviceError, saying what is missing, when the CUDA provider does not take the network.
@@ -64,25 +70,32 @@ class OnnxNetwork:
         options.intra_op_num_threads = 1
         try:
             # Without enable_fallback=0 a failure here is answered with a session on the CPU and a line on stdout.
-            self._session: Any = onnxruntime.InferenceSession(
+            session = onnxruntime.InferenceSession(
                 str(path), options, providers=[(self.provider, self.options(graph, tf32))], enable_fallback=0
             )
         except Exception as error:
             raise DeviceError(
                 f"{path.name} cannot be run by the {self.provider} of ONNX Runtime {onnxruntime.__version__}"
                 f"{' with CUDA graphs' if graph else ''}: {reason_of(error)}"
-            ) from error
-        self.providers: list[str] = self._session.get_providers()
+            ) from without_frames(error)
+        self.providers: list[str] = session.get_providers()
         if self.provider not in self.providers:
+            del session  # this error may be kept for long, with what its frames hold
             raise DeviceError(
                 f"ONNX Runtime {onnxruntime.__version__} could not start its {self.provider}: {missing_library()}"
             )
         self._run_options: dict[int, Any] = {}
+        self._process = os.getpid()
+        self._session: Any = session
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))  # close() takes it back
 
     def options(self, graph: bool, tf32: bool) -> dict[str, str]:
         """Of the provider."""
+        # Device 0 is its default. Given a "device_id", ONNX Runtime since 1.26 warns on stderr, for each session, that
+        # no plugin of that number is registered, and then takes the built-in provider all the same.
+        device = {"device_id": str(self.device)} if self.device else {}
         return {
-            "device_id": str(self.device),
+            **device,
             "user_compute_stream": str(self.stream),
             "enable_cuda_graph": str(int(graph)),
             "use_tf32": str(int(tf32)),
@@ -121,7 +134,7 @@ class OnnxNetwork:
             self._session.run_with_iobinding(binding, options)
         except Exception as error:
             where = f"{self.path.name} failed in ONNX Runtime on {self.provider}"
-            raise EngineError(f"{where}: {reason_of(error)}") from error
+            raise EngineError(f"{where}: {reason_of(error)}") from without_frames(error)
 
     @staticmethod
     def output(binding: Any) -> NDArray[np.float32]:
@@ -131,7 +144,9 @@ class OnnxNetwork:
         return array if array.ndim == 3 else array[None]
 
     def close(self) -> None:
-        self._session = None
+        session, self._session = self._session, None
+        if session is not None and os.getpid() == self._process:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(session))
 
 
 def check_cuda_provider(path: Path, device: int) -> None:
@@ -176,6 +191,12 @@ def installed(package: str) -> str | None:
         return f"{package} {version(package)}"
     except PackageNotFoundError:
         return None
+
+
+def without_frames(error: Exception) -> Exception:
+    """The error as a cause to tell. The frames of its traceback hold the session: whoever keeps the error would keep
+    that too, and free it in a thread of their own."""
+    return error.with_traceback(None)
 
 
 def reason_of(error: Exception) -> str:

@@ -31,7 +31,7 @@ MAX_GRAPHS = 8
 CAPTURED_AT_USE = 3  # of one number of images, where that number is free
 TRIES = 3  # of a capture: an allocation in another thread of the process can spoil one
 POISON = 0xEE
-LOST = "ONNX Runtime's session failed earlier and could not be built again: load the model again"
+CLOSED = "this detector was closed: load the model again"
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,14 @@ class NetworkSlot:
         self._network: OnnxNetwork | None = None
         self._counts = Counts(reasons=[plan.no_graph] if plan.no_graph else [])
         self._graphs_wanted = not plan.no_graph
+        self._failures = 0  # of the capture that is due
+        self._thread = contextlib.ExitStack()  # what the slot's thread is under
         self._numbers_given = 0  # to graphs; 0 itself is ONNX Runtime's default
         self.providers: list[str] = []
 
     def open(self) -> None:
         """Builds the session; runs a model of a fixed batch once, and captures it."""
-        self._build()
+        self._thread.enter_context(_core.CurrentDevice(self._plan.device))
         self.prepare(self._plan.batch or 1)
 
     def needs_preparation(self, places: int) -> bool:
@@ -97,7 +99,10 @@ class NetworkSlot:
         return shape is None or self._due(shape)
 
     def prepare(self, places: int) -> None:
-        """Memory and first run for a new number of images, and the capture when it is time. No image is in work."""
+        """Memory and first run for a new number of images, and the capture when it is time. No image is in work. After
+        an error the session is gone, or the shape unknown: the next call makes them again."""
+        if self._network is None:
+            self._build()
         shape = self._shapes.get(places)
         if shape is None:
             shape = self._bind(places)
@@ -108,13 +113,7 @@ class NetworkSlot:
 
     def begin(self, images: Sequence[Any], color: Color, places: int) -> list[tuple[int, int]]:
         """Puts the images into the network's input, in the caller's thread. Returns their sizes, (width, height)."""
-        halves, address = self._open_halves(), self._shapes[places].input.address
-        try:
-            return halves.begin(list(images), color, address, places)
-        except DeviceError:
-            # Memory was asked for while another thread captured; with the lock nobody captures.
-            with _core.CaptureLock():
-                return halves.begin(list(images), color, address, places)
+        return self._open_halves().begin(list(images), color, self._shapes[places].input.address, places)
 
     def finish(self, places: int, sizes: Sequence[tuple[int, int]], started: float | None) -> list[Found]:
         """Runs the network on what begin() brought, and fetches the results. started: when its call began, for
@@ -152,11 +151,11 @@ class NetworkSlot:
     def close(self) -> None:
         """Again: nothing."""
         self._drop()
+        self._thread.close()
 
     def graph_facts(self) -> dict[str, Any]:
         """The same keys as of a TensorRT engine's graphs."""
         counts = self._counts
-        graphs = sum(shape.graph != EAGER for shape in list(self._shapes.values()))
         return {
             "path": "graph" if self._graphs_wanted else "eager",
             "reason": "; ".join(counts.reasons),
@@ -166,7 +165,7 @@ class NetworkSlot:
             "enqueued": counts.enqueued,
             "executed": 0,
             "fallbacks": counts.fallbacks,
-            "graphs": graphs,
+            "graphs": self._graphs_held(),
             "capture_ms": counts.capture_ms,
             "device_bytes": counts.device_bytes,
         }
@@ -177,15 +176,7 @@ class NetworkSlot:
         return sum(memory.bytes for pair in list(self._memory.values()) for memory in pair if memory is not None)
 
     def _run(self, shape: Shape) -> None:
-        network = self._open_network()
-        try:
-            network.run(shape.binding, shape.graph)
-        except EngineError:
-            if shape.graph != EAGER:
-                raise
-            # ONNX Runtime may have asked for memory while another thread captured; with the lock nobody captures.
-            with _core.CaptureLock():
-                network.run(shape.binding)
+        self._open_network().run(shape.binding, shape.graph)
         shape.uses += 1
         if shape.graph == EAGER:
             self._counts.enqueued += 1
@@ -214,10 +205,20 @@ class NetworkSlot:
             return False
         if self._plan.batch is not None:
             return True
-        return shape.uses + 1 >= CAPTURED_AT_USE and self._counts.captures < MAX_GRAPHS
+        return shape.uses + 1 >= CAPTURED_AT_USE and self._graphs_held() < MAX_GRAPHS
+
+    def _graphs_held(self) -> int:
+        return sum(shape.graph != EAGER for shape in list(self._shapes.values()))
 
     def _build(self) -> None:
-        """A stream and a session on it."""
+        """A stream and a session on it, or neither."""
+        try:
+            self._build_parts()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _build_parts(self) -> None:
         plan, options = self._plan, self._options
         self._halves = _core.Halves(
             plan.device,
@@ -288,18 +289,9 @@ class NetworkSlot:
                 taken = max(0, free - _core.device(self._plan.device)["free"])
                 differing = self._self_check(shape, graph)
         except EdgeYoloError as error:
-            counts.failed_tries += 1
-            uses = {places: known.uses for places, known in self._shapes.items()}
-            if counts.failed_tries >= TRIES:
-                self._give_up(f"the capture failed {counts.failed_tries} times: {error}")
-            # A failed capture leaves stream and session in a state that only new ones are free of.
-            with contextlib.suppress(DeviceError):
-                self._open_halves().release()
-            self._drop()
-            self._build()
-            for places, count in uses.items():
-                self._bind(places).uses = count
+            self._start_over(error)
             return False
+        self._failures = 0
         if differing:
             shape.given_up = True
             self._give_up(differing)
@@ -309,6 +301,20 @@ class NetworkSlot:
         counts.capture_ms += milliseconds
         counts.device_bytes += taken
         return True
+
+    def _start_over(self, error: EdgeYoloError) -> None:
+        """After a capture that failed: it leaves stream and session in a state that only new ones are free of."""
+        self._counts.failed_tries += 1
+        self._failures += 1
+        if self._failures >= TRIES:
+            self._give_up(f"the capture failed {self._failures} times: {error}")
+        with contextlib.suppress(DeviceError):
+            self._open_halves().release()  # a stream must not end while it captures
+        uses = {places: known.uses for places, known in self._shapes.items()}
+        self._drop()
+        self._build()
+        for places, count in uses.items():
+            self._bind(places).uses = count
 
     def _self_check(self, shape: Shape, graph: int) -> str:
         """Why the graph is not to be trusted; empty when it repeats eager runs, bit for bit."""
@@ -369,12 +375,12 @@ class NetworkSlot:
 
     def _open_halves(self) -> _core.Halves:
         if self._halves is None:
-            raise EngineError(LOST)
+            raise EngineError(CLOSED)
         return self._halves
 
     def _open_network(self) -> OnnxNetwork:
         if self._network is None:
-            raise EngineError(LOST)
+            raise EngineError(CLOSED)
         return self._network
 
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <numeric>
 #include <thread>
 
@@ -104,6 +105,85 @@ TEST_F(Gpu, GuardLeavesTheCallersContext) {
         EXPECT_EQ(current(), nullptr);
     }
     EXPECT_EQ(current(), nullptr);
+}
+
+// Returns the mode so far (CUstreamCaptureMode).
+int exchange_mode(int mode) {
+    EXPECT_EQ(cuda::driver().cuThreadExchangeStreamCaptureMode(&mode), 0);
+    return mode;
+}
+
+// Of this thread; left as it is.
+int capture_mode() {
+    const int mode = exchange_mode(1);
+    exchange_mode(mode);
+    return mode;
+}
+
+TEST_F(Gpu, GuardKeepsOutOfOtherThreadsCaptures) {
+    const DeviceRef device = cuda::Device::open(0);
+    for (const int callers : {0, 1, 2}) {
+        const int before = exchange_mode(callers);
+        {
+            const ContextGuard guard(*device);
+            EXPECT_EQ(capture_mode(), 1) << "thread-local";
+            {
+                const ContextGuard inner(*device);
+                EXPECT_EQ(capture_mode(), 1);
+            }
+            EXPECT_EQ(capture_mode(), 1);
+            const cuda::DeviceBuffer memory(device, 100);
+        }
+        EXPECT_EQ(capture_mode(), callers);
+        exchange_mode(before);
+    }
+}
+
+// Handles are made, used and destroyed while another thread captures in global mode, as ONNX Runtime does.
+TEST_F(Gpu, AGlobalCaptureOfAnotherThreadIsNotMet) {
+    const DeviceRef device = cuda::Device::open(0);
+    const cuda::Stream captured(device);
+    const cuda::DeviceBuffer memory(device, 100);
+    std::promise<void> begun, worked;
+    std::thread capturing([&] {
+        const ContextGuard guard(*device);
+        EXPECT_EQ(cuda::driver().cuStreamBeginCapture(captured.get(), 0), 0);
+        captured.fill(memory.pointer(), 1, 100);
+        begun.set_value();
+        worked.get_future().wait();
+        const auto result = captured.end_capture();
+        EXPECT_EQ(result.code, 0);
+        EXPECT_TRUE(result.graph);
+    });
+    begun.get_future().wait();
+    {
+        const cuda::Stream stream(device);
+        const cuda::DeviceBuffer more(device, 1000);
+        const cuda::PinnedBuffer pinned(device, 1000);
+        const cuda::Event event(device);
+        const ContextGuard guard(*device);
+        std::uint8_t pageable[10] = {};
+        stream.copy_to_device(more.pointer(), pinned.data(), 1000);
+        stream.copy_to_host(pageable, more.pointer(), 10);
+        event.record(stream);
+        event.synchronize();
+        EXPECT_TRUE(event.done());
+        stream.synchronize();
+        EXPECT_TRUE(stream.done());
+    }
+    worked.set_value();
+    capturing.join();
+}
+
+TEST_F(SimulatedGpu, AModeThatCannotBeChangedStays) {
+    const DeviceRef device = cuda::Device::open(0);
+    exchange_mode(2);
+    FAKE(fault)("cuThreadExchangeStreamCaptureMode", 1, 801, edgeyolo_fake_once);
+    {
+        const ContextGuard guard(*device);
+        EXPECT_EQ(capture_mode(), 2);
+    }
+    EXPECT_EQ(exchange_mode(0), 2);
 }
 
 TEST_F(Gpu, CopiesGoRound) {

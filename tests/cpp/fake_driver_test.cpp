@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <thread>
 
@@ -23,6 +24,9 @@ constexpr int invalid_handle = 400;
 constexpr int illegal_address = 700;
 constexpr int unsupported_in_capture = 900;
 constexpr int capture_invalidated = 901;
+constexpr int global_mode = 0;  // CUstreamCaptureMode
+constexpr int thread_local_mode = 1;
+constexpr int relaxed_mode = 2;
 
 // A kernel that holds its stream up until the test opens it.
 std::atomic<bool> gate_open{true};
@@ -360,23 +364,65 @@ TEST_F(FakeDriver, CaptureForbidsOnItsThread) {
     expect_violation("pageable memory in a capture");
 }
 
+// What a thread may do while another one captures depends on both: the mode of the capture and of the thread.
 TEST_F(FakeDriver, CaptureModesDifferForOtherThreads) {
-    const auto allocate_elsewhere = [&] {
+    const cuda::Stream side(rig().device);
+    const cuda::Event event(rig().device);
+    const auto elsewhere = [&](int mode, const std::function<int()>& call) {
         return std::async(std::launch::async,
                           [&] {
-                              const ContextGuard guard(*rig().device);
-                              DevicePtr pointer = 0;
-                              const int answer = driver().cuMemAlloc(&pointer, 10);
-                              if (answer == 0) driver().cuMemFree(pointer);
+                              driver().cuThreadExchangeStreamCaptureMode(&mode);
+                              driver().cuCtxPushCurrent(rig().device->context);
+                              const int answer = call();
+                              cuda::ContextHandle popped = nullptr;
+                              driver().cuCtxPopCurrent(&popped);
+                              driver().cuThreadExchangeStreamCaptureMode(&mode);
                               return answer;
                           })
             .get();
     };
-    rig().stream.begin_capture();  // thread-local
-    EXPECT_EQ(allocate_elsewhere(), 0);
-    EXPECT_EQ(rig().stream.end_capture().code, 0);
-    ASSERT_EQ(driver().cuStreamBeginCapture(rig().stream.get(), 0), 0);  // global
-    expect_invalidated(allocate_elsewhere());
+    int value = 0;
+    const std::function<int()> calls[] = {
+        [] {
+            DevicePtr pointer = 0;
+            const int answer = driver().cuMemAlloc(&pointer, 10);
+            if (answer == 0) driver().cuMemFree(pointer);
+            return answer;
+        },
+        [&] { return driver().cuStreamSynchronize(side.get()); },
+        [&] { return driver().cuStreamQuery(side.get()); },
+        [&] { return driver().cuMemcpyDtoHAsync(&value, rig().memory.pointer(), 4, side.get()); },
+        [&] { return driver().cuEventQuery(event.get()); },
+    };
+    for (const auto& call : calls) {
+        for (const int mode : {global_mode, thread_local_mode, relaxed_mode}) {
+            rig().stream.begin_capture();  // in thread-local mode
+            EXPECT_EQ(elsewhere(mode, call), 0);
+            EXPECT_EQ(rig().stream.end_capture().code, 0);
+            ASSERT_EQ(driver().cuStreamBeginCapture(rig().stream.get(), global_mode), 0);
+            if (mode == global_mode) {
+                expect_invalidated(elsewhere(mode, call));
+            } else {
+                EXPECT_EQ(elsewhere(mode, call), 0);
+                EXPECT_EQ(rig().stream.end_capture().code, 0);
+            }
+        }
+    }
+}
+
+// A thread's mode guards it from others; its own capture it may spoil in any but the relaxed one.
+TEST_F(FakeDriver, AThreadsModeLeavesItsOwnCaptureAlone) {
+    for (const int captured : {global_mode, thread_local_mode}) {
+        int mode = thread_local_mode;
+        driver().cuThreadExchangeStreamCaptureMode(&mode);
+        DevicePtr pointer = 0;
+        ASSERT_EQ(driver().cuStreamBeginCapture(rig().stream.get(), captured), 0);
+        expect_invalidated(driver().cuMemAlloc(&pointer, 10));
+        driver().cuThreadExchangeStreamCaptureMode(&mode);
+        EXPECT_EQ(mode, thread_local_mode);
+    }
+    int mode = 3;
+    EXPECT_EQ(driver().cuThreadExchangeStreamCaptureMode(&mode), 1);
 }
 
 TEST_F(FakeDriver, DeviceSynchroniseAnywhereSpoilsACapture) {

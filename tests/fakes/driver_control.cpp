@@ -199,6 +199,7 @@ long edgeyolo_fake_reset(void) {
     s.violations.clear();
     s.faults_hit = 0;
     s.pushed.clear();
+    s.modes.clear();
     read_environment(s);
     return leaked;
 }

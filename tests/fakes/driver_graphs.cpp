@@ -124,6 +124,7 @@ constexpr std::size_t exec_bytes = 64 * 1024;  // what an instantiated graph tak
 int cuGraphInstantiateWithFlags(GraphExecHandle* handle, GraphHandle graph_handle, unsigned long long flags) {
     BEGIN(cuGraphInstantiateWithFlags);
     CURRENT(ordinal);
+    SAFE_IN_CAPTURE();
     const auto graph = find<Graph>(graph_handle, entry.call);
     if (!graph) return invalid_handle;
     if (flags != 0) return invalid_value;

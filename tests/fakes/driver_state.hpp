@@ -131,9 +131,16 @@ inline std::shared_ptr<Work> make_work(std::string what, std::function<void(cons
     return std::make_shared<Work>(Work{std::move(what), std::move(run)});
 }
 
+// CUstreamCaptureMode: of a capture, and of a thread.
+enum CaptureMode : int {
+    global = 0,
+    thread_local_only = 1,
+    relaxed = 2
+};
+
 struct Stream;
 struct Capture {
-    int mode = 0;
+    int mode = global;
     std::thread::id thread;
     Stream* origin = nullptr;
     bool invalid = false;
@@ -221,6 +228,7 @@ struct State {
     std::map<std::string, long> calls;
     std::vector<std::string> violations;
     std::map<std::thread::id, std::vector<std::uint64_t>> pushed;  // ids of the contexts, per thread
+    std::map<std::thread::id, int> modes;                          // CaptureMode of threads that changed theirs
 };
 State& state();
 std::map<std::string, KernelTwin>& twins();  // under the lock
@@ -277,7 +285,10 @@ int wait_event(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Even
 int record_event(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Event>& event);
 // Marks the capture as failed and returns the code.
 int invalidate(Capture& capture, int code = capture_unsupported);
-// For calls that are not allowed while this thread (or, in global mode, any thread) captures.
+// The front of a potentially unsafe call. It is not allowed, and spoils the capture, while this thread captures; nor
+// while any thread captures in global mode, unless this thread has left that mode itself.
 int unsafe_during_capture();
+// Returns the thread's mode so far.
+int exchange_capture_mode(int mode);
 
 }  // namespace edgeyolo::fake

@@ -1,5 +1,6 @@
 // Streams of the simulated driver: a worker thread each, in order, with seeded pauses; capture into graphs.
 #include <algorithm>
+#include <utility>
 
 #include "driver_state.hpp"
 
@@ -120,7 +121,7 @@ void drain(Lock& lock, const Stream& stream) {
 
 int begin_capture(const std::shared_ptr<Stream>& stream, int mode) {
     State& s = state();
-    if (mode < 0 || mode > 2) return invalid_value;
+    if (mode < global || mode > relaxed) return invalid_value;
     if (stream->capture) return refuse(illegal_state, "cuStreamBeginCapture on a stream that captures already");
     auto capture = std::make_shared<Capture>();
     capture->mode = mode;
@@ -140,7 +141,6 @@ int end_capture(const std::shared_ptr<Stream>& stream, std::shared_ptr<Graph>* g
     State& s = state();
     const std::shared_ptr<Capture> capture = stream->capture;
     if (!capture) return illegal_state;
-    constexpr int relaxed = 2;
     if (capture->mode != relaxed && capture->thread != std::this_thread::get_id())
         return refuse(capture_wrong_thread, "cuStreamEndCapture on another thread than the one that began");
     if (capture->origin != stream.get())
@@ -166,13 +166,22 @@ int invalidate(Capture& capture, int code) {
     return code;
 }
 
+// Not thread_local: see pushed().
+static int& this_threads_mode() {
+    return state().modes[std::this_thread::get_id()];
+}
+
+int exchange_capture_mode(int mode) {
+    return std::exchange(this_threads_mode(), mode);
+}
+
 int unsafe_during_capture() {
-    constexpr int global = 0;
-    constexpr int thread_local_mode = 1;
+    const int mode = this_threads_mode();
     int code = ok;
     for (const auto& capture : state().captures) {
+        if (mode == relaxed || capture->mode == relaxed) continue;
         const bool mine = capture->thread == std::this_thread::get_id();
-        if (capture->mode == global || (capture->mode == thread_local_mode && mine)) code = invalidate(*capture);
+        if (mine || (mode == global && capture->mode == global)) code = invalidate(*capture);
     }
     return code;
 }

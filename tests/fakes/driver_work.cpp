@@ -17,6 +17,8 @@ static int host_side(const Entry& entry, const void* pointer, std::size_t bytes,
             return refuse(invalid_value, std::string(entry.call) + ": out of bounds of pinned memory");
     } else if (stream->capture) {
         return refuse(invalidate(*stream->capture), std::string(entry.call) + ": pageable memory in a capture");
+    } else {
+        return unsafe_during_capture();  // such a copy waits
     }
     return ok;
 }
@@ -147,6 +149,7 @@ int cuStreamSynchronize(StreamHandle handle) {
     if (named_default_stream(handle)) return unsafe_during_capture() ? int{capture_implicit} : int{ok};
     STREAM(stream, handle, ordinal);
     if (stream->capture) return refuse(invalidate(*stream->capture), "cuStreamSynchronize of a stream that captures");
+    SAFE_IN_CAPTURE();
     drain(entry.lock, *stream);
     return entry.done(ordinal);
 }
@@ -156,6 +159,7 @@ int cuStreamQuery(StreamHandle handle) {
     CURRENT(ordinal);
     STREAM(stream, handle, ordinal);
     if (stream->capture) return refuse(invalidate(*stream->capture), "cuStreamQuery of a stream that captures");
+    SAFE_IN_CAPTURE();
     return idle(*stream) ? int{ok} : int{not_ready};
 }
 
@@ -192,6 +196,13 @@ int cuStreamIsCapturing(StreamHandle handle, int* status) {
     CURRENT(ordinal);
     STREAM(stream, handle, ordinal);
     *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
+    return ok;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+    BEGIN(cuThreadExchangeStreamCaptureMode);
+    if (*mode < global || *mode > relaxed) return invalid_value;
+    *mode = exchange_capture_mode(*mode);
     return ok;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,14 +37,20 @@ class DetectionBody(nn.Module):
         self.layers, self.keep, self.sources = model.model[:-1], set(model.save), head.f
         self.wide_boxes = wide_boxes
 
-    def forward(self, x: torch.Tensor) -> list[Rows]:
+    def forward(self, images: torch.Tensor) -> list[Rows]:
+        x = images
         kept: dict[int, torch.Tensor] = {}
 
         def pick(source: int) -> torch.Tensor:
             return x if source == -1 else kept[source]
 
         for layer in self.layers:
-            x = layer(pick(layer.f) if isinstance(layer.f, int) else [pick(j) for j in layer.f])
+            source = pick(layer.f) if isinstance(layer.f, int) else [pick(j) for j in layer.f]
+            # Nearest neighbours are copies in any precision. Autocast on CUDA would make them float32, and with them
+            # the concatenation behind, the neck's largest maps, only for the next convolution to round them back.
+            copies = isinstance(layer, nn.Upsample) and layer.mode == "nearest"
+            with torch.autocast(images.device.type, enabled=False) if copies else contextlib.nullcontext():
+                x = layer(source)
             if layer.i in self.keep:
                 kept[layer.i] = x
         maps = [pick(j) for j in self.sources]
@@ -67,6 +74,28 @@ class DetectionBody(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             wide: torch.Tensor = last(x.to(last.weight.dtype))
         return wide
+
+
+def dense_halves(model: nn.Module) -> int:
+    """Blocks that work on one half of their channels (C2f, C3k2, C2PSA) hand it on as a dense copy; returns how many.
+
+    cuDNN wants dense maps: it would copy the half for each convolution that reads it, forward and again backward. Hooks
+    do it, so make the averaged model before.
+    """
+    count = 0
+    for block in model.modules():
+        inner = getattr(block, "m", None)
+        if hasattr(block, "cv1") and isinstance(inner, (nn.ModuleList, nn.Sequential)) and len(inner):
+            if dense_input not in inner[0]._forward_pre_hooks.values():
+                inner[0].register_forward_pre_hook(dense_input)
+            count += 1
+    return count
+
+
+def dense_input(layer: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    x = args[0]
+    channels_last = x.ndim == 4 and x.stride(1) == 1
+    return (x.contiguous(memory_format=torch.channels_last) if channels_last else x,)
 
 
 def rows(maps: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -115,7 +116,8 @@ class FlatState:
     grad    gradients, same layout and dtype
     low     with `half`: half precision copies of what autocast would cast in every step (weights and biases of
             convolutions and linear layers). The model's own parameters are views of it, so autocast has nothing left to
-            do: the numbers stay the same, with two kernels per filter less. None otherwise.
+            do: the numbers stay the same, with two kernels per filter less. model.state_dict() still gives the master
+            values, and load_state_dict sets both. None otherwise.
     stats   floating buffers (norm statistics)
     live    (N,) bool, False where a layer is frozen; None until `freeze` is first used
 
@@ -164,6 +166,9 @@ class FlatState:
             slot.of(home).copy_(p.data)
             p.data = slot.of(home)
         self.refresh()
+        if self.low is not None:
+            model.register_state_dict_post_hook(SaveMasters(self))
+            model.register_load_state_dict_pre_hook(LoadMasters(self))
 
         self.stat_slots: list[Slot] = []
         end = 0
@@ -236,6 +241,42 @@ class FlatState:
         """All that a step changes here."""
         low = [] if self.low is None else [self.low]
         return [self.data, self.grad, self.stats, *low, *self.counters]
+
+
+class MasterHook:
+    """Hook of a model whose parameters are half precision copies: its state dict holds what they are copies of.
+
+    In a copied or pickled model, whose parameters are its own, it does nothing.
+    """
+
+    def __init__(self, state: FlatState | None = None) -> None:
+        self.state = state
+
+    def __deepcopy__(self, memo: Any) -> MasterHook:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[MasterHook], tuple[()]]:
+        return type(self), ()
+
+    def masters(self, values: dict[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """(key, master value) of the half precision parameters among `values`."""
+        if self.state is not None:
+            for slot, p in zip(self.state.slots, self.state.params, strict=True):
+                if p.dtype != self.state.data.dtype and prefix + slot.name in values:
+                    yield prefix + slot.name, slot.of(self.state.data)
+
+
+class SaveMasters(MasterHook):
+    def __call__(self, module: nn.Module, values: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for key, master in self.masters(values, prefix):
+            values[key] = master
+
+
+class LoadMasters(MasterHook):
+    def __call__(self, module: nn.Module, values: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for key, master in self.masters(values, prefix):
+            if values[key].shape == master.shape:  # what does not fit, the module itself reports
+                master.copy_(values[key])
 
 
 def owned(model: nn.Module, registry: str) -> list[tuple[str, nn.Module, str]]:

@@ -15,7 +15,7 @@ Replay = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Turns a function without host reads into one that repeats its device work."""
+    """Turns a function without host reads into one that repeats its device work. The replay holds the function."""
 
     def warm_up(self, run: Callable[[], None], changes: Sequence[torch.Tensor]) -> None: ...
     def record(self, run: Callable[[], None]) -> Replay: ...
@@ -31,6 +31,20 @@ def without_trace(changes: Sequence[torch.Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for t, old in zip(changes, saved, strict=True):
                 t.copy_(old)
+
+
+class Recording:
+    """A CUDA graph and the function that it was recorded from.
+
+    The graph knows addresses only. What the function holds (models, inputs, optimizers) must outlive the graph, or a
+    replay reads and writes freed memory; so the function is held here.
+    """
+
+    def __init__(self, graph: Any, run: Callable[[], None]) -> None:
+        self.graph, self.run = graph, run
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 class CudaRecorder:
@@ -73,8 +87,7 @@ class CudaRecorder:
             graph.instantiate()
             self.graphs.append(graph)
         self.pool = self.pool or graph.pool()
-        replay: Replay = graph.replay
-        return replay
+        return Recording(graph, run)
 
     def recover(self) -> None:
         """After a failed capture torch's random generator still believes it is being captured, and refuses to work. A

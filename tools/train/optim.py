@@ -6,6 +6,7 @@ Each has `step(ok)`: ok is a 0-dim tensor of 1, or 0 for a step that must leave 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -39,18 +40,17 @@ class FlatSGD:
             each = each * self.state.live
         return each[0], each[1], momentum
 
-    def keep_frozen(self, buffer: torch.Tensor, new: torch.Tensor) -> None:
-        """Writes `new` to `buffer`, except where a layer is frozen."""
-        live = self.state.live if self.state.frozen else None
-        if live is None:
-            buffer.copy_(new)
+    def change(self, buffer: torch.Tensor, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> None:
+        """Writes function(*args) to `buffer`, one of its arguments, except where a layer is frozen."""
+        if self.state.frozen and self.state.live is not None:
+            buffer.copy_(torch.where(self.state.live[: len(buffer)], function(*args), buffer))
         else:
-            buffer.copy_(torch.where(live[: len(new)], new, buffer))
+            function(*args, out=buffer)
 
     def sgd(self, lr: torch.Tensor, decay: torch.Tensor, momentum: torch.Tensor) -> None:
         data = self.state.data
         grad = torch.addcmul(self.state.grad, data, decay)
-        self.keep_frozen(self.buffer, torch.addcmul(grad, self.buffer, momentum))
+        self.change(self.buffer, torch.addcmul, grad, self.buffer, momentum)
         data.addcmul_(torch.addcmul(grad, self.buffer, momentum), lr, value=-1)
 
     def step(self, ok: torch.Tensor) -> None:
@@ -62,8 +62,11 @@ class FlatMuSGD(FlatSGD):
     """MuSGD (see musgd.py) with Ultralytics' weights: 0.2 of the orthogonalised step, all of the SGD step."""
 
     MUON = 0.2
+    LANES = 4  # streams for the orthogonalisation: seven batches of yolo26n, two after another on most streams
 
-    def __init__(self, state: FlatState, schedule: Schedule, *, ns_dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, state: FlatState, schedule: Schedule, *, ns_dtype: torch.dtype = torch.bfloat16, lanes: int = LANES
+    ) -> None:
         super().__init__(state, schedule)
         end = state.muon_end
         self.muon_buffer = torch.zeros_like(state.data[:end])
@@ -71,7 +74,7 @@ class FlatMuSGD(FlatSGD):
         matrices = [
             Matrix.of(p, slot.start) for slot, p in zip(state.slots, state.params, strict=True) if slot.start < end
         ]
-        self.orthogonal = Orthogonaliser(matrices, end, state.data.device, dtype=ns_dtype)
+        self.orthogonal = Orthogonaliser(matrices, end, state.data.device, dtype=ns_dtype, lanes=lanes)
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.buffer, self.muon_buffer]
@@ -82,7 +85,7 @@ class FlatMuSGD(FlatSGD):
             end = self.state.muon_end
             if end:
                 grad, weight = self.state.grad[:end], 1 - momentum
-                self.keep_frozen(self.muon_buffer, torch.lerp(self.muon_buffer, grad, weight))
+                self.change(self.muon_buffer, torch.lerp, self.muon_buffer, grad, weight)
                 update = self.orthogonal(torch.lerp(self.muon_buffer, grad, weight))
                 self.state.data[:end].addcmul_(update, lr[:end], value=-self.MUON)
             self.sgd(lr, decay, momentum)

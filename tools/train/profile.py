@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import re
 import sys
 import tempfile
@@ -40,7 +41,8 @@ GROUPS = [
     ("concatenate", r"cat(array|ed)|CatArray"),
     ("foreach", r"multi_tensor"),
     ("reductions", r"reduce|norm_kernel"),
-    ("copies, casts", r"copy|memcpy|memset|cast|fill"),
+    ("zero fills", r"memset|fill"),
+    ("copies, casts", r"copy|memcpy|cast"),
     ("element by element", r"elementwise|vectorized|lerp|addcmul"),
 ]
 
@@ -52,10 +54,10 @@ def group_of(kernel: str) -> str:
     return "other"
 
 
-def by_group(events: Iterable[tuple[str, float]]) -> dict[str, tuple[float, int]]:
+def by_group(events: Iterable[tuple[str, float, float]]) -> dict[str, tuple[float, int]]:
     """(microseconds, launches) of each group, the longest first."""
     total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for name, microseconds in events:
+    for name, microseconds, _ in events:
         slot = total[group_of(name)]
         slot[0] += microseconds
         slot[1] += 1
@@ -63,11 +65,20 @@ def by_group(events: Iterable[tuple[str, float]]) -> dict[str, tuple[float, int]
     return {name: (round(t, 1), int(n)) for name, (t, n) in ordered}
 
 
-def device_events(trace: Path) -> list[tuple[str, float]]:
-    """(name, microseconds) of everything that ran on the device in a Chrome trace."""
+def device_events(trace: Path) -> list[tuple[str, float, float]]:
+    """(name, microseconds, begin) of everything that ran on the device in a Chrome trace."""
     raw = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     kinds = {"kernel", "gpu_memcpy", "gpu_memset"}
-    return [(event["name"], float(event["dur"])) for event in raw if event.get("cat") in kinds]
+    return [(event["name"], float(event["dur"]), float(event["ts"])) for event in raw if event.get("cat") in kinds]
+
+
+def busy(events: Iterable[tuple[str, float, float]]) -> float:
+    """Microseconds in which anything ran; what ran side by side counts once."""
+    total, end = 0.0, -math.inf
+    for _, duration, begin in sorted(events, key=lambda event: event[2]):
+        total += max(0.0, begin + duration - max(begin, end))
+        end = max(end, begin + duration)
+    return total
 
 
 def node_count(graph: Any) -> int | None:
@@ -114,13 +125,13 @@ def profile(model: torch.nn.Module, *, batch: int, imgsz: int, boxes: int, **opt
         prof.export_chrome_trace(str(trace))
         events = device_events(trace)
     kernels: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for name, microseconds in events:
+    for name, microseconds, _ in events:
         kernels[name[:120]][0] += microseconds
         kernels[name[:120]][1] += 1
     longest = sorted(kernels.items(), key=lambda item: -item[1][0])[:30]
     return {
         "ms": round(milliseconds, 3),
-        "busy_ms": round(sum(t for _, t in events) / 1e3, 3),
+        "busy_ms": round(busy(events) / 1e3, 3),
         "launches": len(events),
         "nodes": node_count(recorder.graphs[0]) if recorder.graphs else None,
         "groups": by_group(events),

@@ -15,6 +15,7 @@ import contextlib
 import inspect
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from torch import nn
 
 from edgeyolo.errors import EngineError, InvalidInput
 
-from .body import DetectionBody, wide_names
+from .body import DetectionBody, dense_halves, wide_names
 from .ema import FlatEma
 from .flat import FlatState, ParamGroup, param_groups
 from .graph import CudaRecorder, Recorder, Replay
@@ -74,6 +75,8 @@ class TrainStep:
     schedule     from the parameter groups to a table (see schedule.Schedule); constant rates by default
     amp          "fp16" (with loss scale), "bf16" or "off"
     keep         parameters that stay in full precision under amp
+    shadow       under amp the layers compute with half precision copies of the weights, refreshed by one kernel a step;
+                 False: with the weights themselves, which autocast casts in every layer. The numbers are the same.
     accumulate   gradients add up until a step with update=True
     fused_norm   BatchNorm + SiLU in one operation; None: on CUDA with Triton, unless compile="all"
     compile      "off", "loss" or "all" (forward too): torch.compile before the capture, which takes minutes once
@@ -87,10 +90,10 @@ class TrainStep:
         self, model: nn.Module, loss: Loss, *, forward: Callable[[torch.Tensor], Any] | None = None,
         optimizer: Literal["musgd", "adamw", "sgd"] = "musgd", lr: float = 0.01, weight_decay: float = 5e-4,
         schedule: Callable[[list[ParamGroup]], Any] = constant, amp: Literal["fp16", "bf16", "off"] = "fp16",
-        keep: Sequence[str] = (), channels_last: bool = True, accumulate: bool = False, max_norm: float = 10.0,
-        init_scale: float = 65536.0, fused_norm: bool | None = None, out_of_place_silu: bool = True,
-        compile: Literal["off", "loss", "all"] = "off", graph: bool = True, recorder: Recorder | None = None,
-        group: Any = None, ns_dtype: torch.dtype = torch.bfloat16,
+        keep: Sequence[str] = (), shadow: bool = True, channels_last: bool = True, accumulate: bool = False,
+        max_norm: float = 10.0, init_scale: float = 65536.0, fused_norm: bool | None = None,
+        out_of_place_silu: bool = True, compile: Literal["off", "loss", "all"] = "off", graph: bool = True,
+        recorder: Recorder | None = None, group: Any = None, ns_dtype: torch.dtype = torch.bfloat16,
     ) -> None:  # fmt: skip
         for name, value, allowed in (
             ("optimizer", optimizer, ("musgd", "adamw", "sgd")),
@@ -108,6 +111,8 @@ class TrainStep:
         self.ema = FlatEma(model)
         if out_of_place_silu:
             silu_out_of_place(model)
+        if channels_last:
+            dense_halves(model)
         if fused_norm is None:
             fused_norm = on_gpu and channels_last and compile != "all" and have_triton()
         if fused_norm:
@@ -119,7 +124,7 @@ class TrainStep:
                 module._buffers["num_batches_tracked"] = None  # one kernel per layer to count what the host knows
 
         groups = param_groups(model, lr=lr, weight_decay=weight_decay, muon=optimizer == "musgd")
-        self.state = FlatState(model, groups, half=self.half, keep=keep)
+        self.state = FlatState(model, groups, half=self.half if shadow else None, keep=keep)
         if group is not None:
             first_rank = torch.distributed.get_global_rank(group, 0)
             for t in (self.state.data, self.state.stats):
@@ -195,10 +200,12 @@ class TrainStep:
     def capture(self, recorder: Recorder, inputs: Inputs, update: bool) -> None:
         """Records the step for one shape. A capture that fails is reported once; from then on steps run eagerly."""
         begun = time.perf_counter()
+        # A replay holds `once`, and this step holds the replay: no cycle, so a dropped step frees its memory at once.
+        this, those = weakref.proxy(self), weakref.proxy(inputs)
 
         def once() -> None:
-            self.work(inputs, update)
-            self.state.drop_gradients()
+            this.work(those, update)
+            this.state.drop_gradients()
 
         first = not self.items.numel()
         recorder.warm_up(once, self.tensors())  # what it raises, an eager step would raise too: it passes through
@@ -304,7 +311,7 @@ class TrainStep:
 
     def layout(self) -> list[Any]:
         slots = [(s.name, s.start, tuple(s.shape), s.stride) for s in self.state.slots + self.state.stat_slots]
-        return [type(self.optimizer).__name__, str(self.half), *slots]
+        return [type(self.optimizer).__name__, str(self.half), self.state.low is not None, *slots]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Master parameters and statistics by name, in full precision (copies)."""
