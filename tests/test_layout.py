@@ -21,6 +21,7 @@ HOMES = {
     "onnxruntime": {"session.py", "onnx_network.py"},
     "rich": {"output.py"},
     "supervision": {"detections.py"},
+    "cryptography": {"published.py"},
 }
 NEVER_IN_RUNTIME = {"torch", "torchvision", "ultralytics", "tensorrt", "onnx", "modelopt", "cuda"}
 
@@ -28,10 +29,11 @@ NEVER_IN_RUNTIME = {"torch", "torchvision", "ultralytics", "tensorrt", "onnx", "
 RANKS = [
     {"errors"},
     {"_core", "image", "manifest", "head", "opencv", "assets", "device"},
-    {"detections", "pictures", "backend", "onnx_network"},
+    {"detections", "pictures", "backend", "onnx_network", "published"},
     {"device_detections", "backend_cpu", "backend_engine", "onnx_slot", "video", "draw"},
     {"session", "engine", "backend_onnx_cuda", "handle", "options"},
     {"source", "onnx_cuda"},
+    {"loading"},
     {"detector"},
     {"cli"},
     {"__main__"},
@@ -104,6 +106,34 @@ def test_runtime_modules_import_downwards_only(path: Path) -> None:
         target = module.lstrip(".").split(".")[0]
         if target and target not in (own, "__version__"):
             assert rank(target) < rank(own), f"{path}:{line}: {own} may not import {target}"
+
+
+# The lines of the tools: the steps of a line import no other step, only the page in front of them names them together.
+# A step is a module, or several that begin with its name.
+EXPORT_STEPS = {"weights", "onnx", "silu", "calibration", "precision", "engine", "verify", "report"}
+EXPORT_SHARED = {"graph"}  # what an ONNX file says of itself
+STEP_OWNS = {"checkpoint": "weights"}  # modules that carry another name
+EXPORT_PAGES = {"export", "export_gate", "export_options", "export_record", "publish", "finetune"}
+
+
+def step_of(module: str) -> str:
+    return STEP_OWNS.get(module, module.split("_")[0])
+
+
+@pytest.mark.parametrize("path", sorted((TOOLS / "model").glob("*.py")), ids=lambda path: path.stem)
+def test_export_steps_do_not_import_each_other(path: Path) -> None:
+    if path.stem == "__init__":
+        return
+    own = step_of(path.stem)
+    assert own in EXPORT_STEPS | EXPORT_SHARED, f"{path.name} belongs to no step"
+    for module, _, line in imports(path):
+        if module.startswith("..") and not module.startswith("..."):
+            assert module[2:].split(".")[0] not in EXPORT_PAGES, f"{path}:{line} imports a page"
+        elif module.startswith(".") and not module.startswith(".."):
+            other = step_of(module[1:].split(".")[0])
+            assert other in {own} | EXPORT_SHARED, f"{path}:{line}: the step {own} imports the step {other}"
+        elif module.split(".")[0] == "ultralytics":
+            assert own in ("weights", "onnx"), f"{path}:{line}: ultralytics stays inside weights and onnx"
 
 
 # C++: one home each for pybind11, NVIDIA's headers and the operating system's loader.

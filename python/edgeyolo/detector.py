@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .backend import Backend, Color, Found, LoadedModel, Pending
+from .backend import Color, Found, Pending
 from .detections import Detections
-from .device import ONNX_SUFFIX, cuda_ordinal
 from .device_detections import DeviceDetections
-from .engine import EngineModel
-from .errors import EdgeYoloError, EngineError, InvalidInput
+from .errors import EdgeYoloError, InvalidInput
 from .handle import Handle, to_detections, to_device_detections
 from .head import HeadKind
 from .image import as_frame, as_image, is_image
-from .onnx_cuda import OnnxCudaModel
-from .options import settle
-from .session import OnnxSession
+from .loading import LoadOptions, Running, start, start_current
+from .published import PublicKey, Require, read_current
 from .source import Frame, Source
 from .source import open as open_source
 
 __all__ = ["Detector", "load"]
 
 CLOSED = "this detector was closed: load the model again"
-MAX_SLOTS = 16
 
 
 def load(
@@ -50,11 +47,15 @@ def load(
     graph: Literal["auto", "off"] = "auto",
     tf32: bool = True,
     allow_cpu: bool = False,
+    require: Require | None = None,
+    public_key: PublicKey | None = None,
 ) -> Detector:
     """Loads a detection model and runs it once, so that the first frame is as fast as the next.
 
     model: path of an .onnx file (CPU or GPU) or of a TensorRT .engine or .plan file (GPU), with or without Ultralytics'
-    metadata.
+    metadata; or of a folder that `edgeyolo publish` made. Of such a folder every digest is checked before anything is
+    deserialized, and the first of the version's models that runs here is taken. A version that is damaged, or lacks
+    what is required, gives way to the one before it, with a warning. info()["published"] tells what was chosen and why.
     device: "auto", "cpu", or the GPU: 0, "cuda", "cuda:1". "auto" is GPU 0 for engines and the CPU for .onnx files.
     conf: a detection's score is above it. iou: of two boxes of one class that overlap more, the worse one is dropped.
     max_det: detections per image at the most. agnostic: boxes of different classes suppress each other too.
@@ -69,45 +70,33 @@ def load(
     faster, with results a little further from the CPU's. An engine has its precision built in.
     allow_cpu: runs an .onnx file on the CPU, with a warning and the reason in info(), where the GPU that was asked for
     cannot be used. Otherwise that is a DeviceError.
+    require: what a published model must have on record. "verified", the default: it, or the graph that it was built
+    from, was run and agreed with its reference; "executed": this very file was; "intact": no more than its digest.
+    public_key: an Ed25519 public key, as the path of a PEM file or its bytes: published folders must be signed with its
+    private half.
 
     Raises InvalidInput for an argument that cannot be used, EngineError for a file that cannot be run, ManifestError
     for a network that is no detector, DeviceError for a device that is not there.
     """
-    if not isinstance(model, (str, os.PathLike)):
-        raise InvalidInput(f"expected the path of a model file, found {type(model).__name__}")
-    path = Path(model).expanduser()
-    if not path.is_file():
-        raise EngineError(f"expected a model file, found {'a folder' if path.is_dir() else 'nothing'} at {path}")
-    if color not in ("bgr", "rgb"):
-        raise InvalidInput(f"color must be 'bgr' or 'rgb', found {color!r}")
-    if graph not in ("auto", "off"):
-        raise InvalidInput(f"graph must be 'auto' or 'off', found {graph!r}")
-    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= MAX_SLOTS:
-        raise InvalidInput(f"slots must be 1 to {MAX_SLOTS}, found {slots!r}")
-    ordinal = cuda_ordinal(device, path)
-    loaded: LoadedModel
-    if ordinal is None:
-        loaded = OnnxSession(path)
-    elif path.suffix.lower() == ONNX_SUFFIX:
-        loaded = OnnxCudaModel(path, device=ordinal, slots=slots, graph=graph == "auto", tf32=tf32, allow_cpu=allow_cpu)
-    else:
-        loaded = EngineModel(path, device=ordinal, slots=slots, graph=graph == "auto")
-    try:
-        return Detector(
-            loaded,
-            conf=conf,
-            iou=iou,
-            max_det=max_det,
-            classes=classes,
-            agnostic=agnostic,
-            imgsz=imgsz,
-            names=names,
-            color=color,
-            head=head,
-        )
-    except BaseException:
-        loaded.close()
-        raise
+    options = LoadOptions(
+        device=device,
+        conf=conf,
+        iou=iou,
+        max_det=max_det,
+        classes=classes,
+        agnostic=agnostic,
+        imgsz=imgsz,
+        names=names,
+        color=color,
+        head=head,
+        slots=slots,
+        graph=graph,
+        tf32=tf32,
+        allow_cpu=allow_cpu,
+        require=require,
+        public_key=public_key,
+    )
+    return Detector(start(model, options), options)
 
 
 class Detector:
@@ -117,38 +106,21 @@ class Detector:
     not survive fork(): use it in the process that loaded it, or load it in the child.
     """
 
-    names: Mapping[int, str]
-    """Class id -> name. Empty for an end2end model that states no names: there a class is named by its id."""
+    def __init__(self, running: Running, options: LoadOptions) -> None:
+        # Calls read the first attribute once and hold what they read; only swap() and close() write, under the lock.
+        self._running: Running | None = running
+        self._options = options
+        self._names = running.settled.names
+        self._tried = "" if running.origin is None else running.origin.current
+        self._swaps = 0
+        # Both may be taken again by their own thread: a signal handler may swap or close.
+        self._state, self._swapping = threading.RLock(), threading.RLock()
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        conf: float,
-        iou: float,
-        max_det: int,
-        classes: Iterable[int | str] | None,
-        agnostic: bool,
-        imgsz: int | Sequence[int] | None,
-        names: Mapping[int, str] | Sequence[str] | None,
-        color: Color,
-        head: HeadKind | None,
-    ) -> None:
-        self._model = model
-        self._color = color
-        self._settled = settle(
-            model,
-            conf=conf,
-            iou=iou,
-            max_det=max_det,
-            classes=classes,
-            agnostic=agnostic,
-            imgsz=imgsz,
-            names=names,
-            head=head,
-        )
-        self.names = self._settled.names
-        self._backend: Backend | None = model.start(self._settled.run)
+    @property
+    def names(self) -> Mapping[int, str]:
+        """Class id -> name. Empty for an end2end model that states no names: there a class is named by its id."""
+        running = self._running
+        return self._names if running is None else running.settled.names
 
     @overload
     def __call__(self, images: NDArray[Any], *, timings: bool = False) -> Detections: ...
@@ -164,12 +136,14 @@ class Detector:
         timings: fills `timings` of each result with milliseconds: letterbox and postprocess of that image, network of
         the run that it was part of, total of the run. Raises InvalidInput for anything that is no image.
         """
+        running = self._open()
+        names = running.settled.names
         if is_image(images):
-            (found,) = self._open().run([as_frame(images)], self._color, timings)
-            return to_detections(found, self.names)
+            (found,) = running.backend.run([as_frame(images)], running.color, timings)
+            return to_detections(found, names)
         if isinstance(images, (list, tuple)) or (isinstance(images, np.ndarray) and images.ndim == 4):
-            results = self._open().run([as_frame(image) for image in images], self._color, timings)
-            return [to_detections(found, self.names) for found in results]
+            results = running.backend.run([as_frame(image) for image in images], running.color, timings)
+            return [to_detections(found, names) for found in results]
         as_image(images)  # raises, saying what was found
         raise InvalidInput(f"expected an image or a list of images, found {type(images).__name__}")
 
@@ -187,12 +161,11 @@ class Detector:
         overlap with: the work is done here, in the calling thread. Raises InvalidInput for anything that is no image.
         on_device: leaves boxes, scores and class ids on the GPU (without timings), for torch.from_dlpack and the like.
         """
-        backend, frame, names = self._open(), as_frame(image), self.names
+        running, frame = self._open(), as_frame(image)
+        backend, color, names = running.backend, running.color, running.settled.names
         if on_device:
-            return Handle(
-                backend.submit_on_device(frame, self._color), lambda found: to_device_detections(found, names)
-            )
-        return Handle(backend.submit(frame, self._color, timings), lambda found: to_detections(found, names))
+            return Handle(backend.submit_on_device(frame, color), lambda found: to_device_detections(found, names))
+        return Handle(backend.submit(frame, color, timings), lambda found: to_detections(found, names))
 
     def frame_buffer(self, height: int, width: int, channels: int = 3) -> NDArray[np.uint8]:
         """A zeroed uint8 array (height, width, channels) to read frames into, in page-locked memory on a GPU.
@@ -205,7 +178,8 @@ class Detector:
                 raise InvalidInput(f"{name} must be 1 to {most}, found {value!r}")
         if channels == 2:
             raise InvalidInput("channels must be 1, 3 or 4, found 2")
-        return self._open().frame_buffer(int(height), int(width), int(channels), self._color)
+        running = self._open()
+        return running.backend.frame_buffer(int(height), int(width), int(channels), running.color)
 
     def stream(self, source: Any, *, timings: bool = False) -> Iterator[tuple[Frame, Detections | None]]:
         """Detects on every frame of a source: a `Source`, or whatever `edgeyolo.open()` takes.
@@ -223,30 +197,76 @@ class Detector:
             yield from self._stream(opened, timings)
 
     def _stream(self, source: Source, timings: bool) -> Iterator[tuple[Frame, Detections | None]]:
-        ahead = 1 if source.live else self._open().slots
-        waiting: deque[tuple[Frame, Pending[Found] | None]] = deque()
+        waiting: deque[tuple[Frame, Pending[Found] | None, Mapping[int, str]]] = deque()
 
         def oldest() -> tuple[Frame, Detections | None]:
-            frame, pending = waiting.popleft()
+            frame, pending, names = waiting.popleft()
             if pending is None:
                 return frame, None
             pending.wait(None)
-            return frame, to_detections(pending.found(), self.names)
+            return frame, to_detections(pending.found(), names)
 
         for frame in source:
+            running = self._open()
             if frame.image is None:
-                waiting.append((frame, None))
+                waiting.append((frame, None, {}))
             else:
-                color: Color = self._color if frame.from_array else "bgr"
-                waiting.append((frame, self._open().submit(as_image(frame.image), color, timings)))
-            if len(waiting) >= ahead:
+                color: Color = running.color if frame.from_array else "bgr"
+                pending = running.backend.submit(as_image(frame.image), color, timings)
+                waiting.append((frame, pending, running.settled.names))
+            ahead = 1 if source.live else running.backend.slots
+            del running  # a paused stream keeps no model
+            while len(waiting) >= ahead:
                 yield oldest()
         while waiting:
             yield oldest()
 
+    def swap(self, model: str | os.PathLike[str] | None = None, **changed: Any) -> bool:
+        """Puts another model in the place of this one, between two frames. Returns whether it did.
+
+        The new model is loaded and run once while the old one goes on working; then the next call gets the new one.
+        Calls and handles in work finish on the old one, streams go on, no frame is dropped, and the old one's memory is
+        freed with the last of them. Until then both are in memory. A `frame_buffer()` stays usable.
+
+        model: as load() takes it. Without one, the published folder that the present model came from is asked for its
+        current version: False at once when that is still the one that was tried last, so a loop can ask every second.
+        Of a published folder only the current version counts: what runs already is the one to fall back to.
+        changed: arguments of load() that are to differ from now on.
+
+        Raises what load() raises, and then the old model goes on. A version that failed is tried again only by name:
+        swap(folder).
+        """
+        with self._swapping:
+            origin = self._open().origin
+            options = dataclasses.replace(self._options, **changed)
+            if model is None:
+                if origin is None:
+                    raise InvalidInput("swap() without a model is for models of a published folder: name the new one")
+                model = origin.folder
+                current = read_current(model)[0]
+                if current == self._tried and not changed:
+                    return False
+                self._tried = current
+            running = start_current(model, options)
+            try:
+                running.warm_up()
+                with self._state:
+                    before = self._open()  # raises if it was closed in the meantime
+                    self._running, self._options, self._names = running, options, running.settled.names
+                    self._swaps += 1
+            except BaseException:
+                running.close()
+                raise
+            if running.origin is not None:
+                self._tried = running.origin.current
+            del before  # the last to hold it, unless calls do: here it is freed, outside of the lock
+            return True
+
     def info(self) -> dict[str, Any]:
         """What was loaded and what engaged, in plain values: for logs, bug reports and `edgeyolo info`."""
-        backend, model, run = self._open(), self._model, self._settled.run
+        running = self._open()
+        settled, model, origin = running.settled, running.model, running.origin
+        run = settled.run
         return {
             "model": str(model.path),
             **model.info(),
@@ -255,29 +275,31 @@ class Detector:
             "head": run.head.kind,
             "nms": "in the network" if run.head.kind == "end2end" else "edgeyolo",
             "classes": run.head.classes,
-            "names": dict(self.names),
-            "names_source": self._settled.names_source,
+            "names": dict(settled.names),
+            "names_source": settled.names_source,
             "conf": run.conf,
             "iou": run.iou,
             "max_det": run.max_det,
             "agnostic": run.agnostic,
-            "color": self._color,
-            **backend.info(),
-            "notes": list(self._settled.notes),
+            "color": running.color,
+            **running.backend.info(),
+            "notes": list(settled.notes),
+            "published": None if origin is None else dict(origin.told),
+            "swaps": self._swaps,
         }
 
     def close(self) -> None:
         """Frees the model. Calls that are running in other threads finish; later ones raise. Closing twice is fine."""
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            backend.close()
-            self._model.close()
+        with self._state:
+            running, self._running = self._running, None
+        if running is not None:
+            running.close()
 
-    def _open(self) -> Backend:
-        backend = self._backend
-        if backend is None:
+    def _open(self) -> Running:
+        running = self._running
+        if running is None:
             raise EdgeYoloError(CLOSED)
-        return backend
+        return running
 
     def __enter__(self) -> Detector:
         return self
@@ -288,7 +310,8 @@ class Detector:
         self.close()
 
     def __repr__(self) -> str:
-        if self._backend is None:
+        running = self._running
+        if running is None:
             return "<Detector: closed>"
-        model = self._model
-        return f"<Detector: {model.path.name}, {model.backend} on {model.device}, imgsz {self._settled.run.imgsz}>"
+        model = running.model
+        return f"<Detector: {model.path.name}, {model.backend} on {model.device}, imgsz {running.settled.run.imgsz}>"

@@ -1,0 +1,1 @@
+"""The steps of the export. None of them imports another; edgeyolo.tools.export names them in order."""
