@@ -369,3 +369,21 @@ class TestOnnx:
         onnx.save(model, path)
         with pytest.raises(EngineError, match=r"(?s)a\.onnx is no valid ONNX.*nowhere"):
             open_weights(path)
+
+
+def test_what_others_allowed_is_not_allowed_here(small: Any, tmp_path: Path) -> None:
+    """Ultralytics' restricted loader puts its classes on torch's list, which is one for the process."""
+    from ultralytics.nn.modules import Conv
+    from ultralytics.nn.tasks import DetectionModel
+
+    path = save(tmp_path / "plain.pt", model=copy.deepcopy(small))
+    before = torch.serialization.get_safe_globals()
+    theirs = [DetectionModel, Conv, nn.Conv2d, nn.BatchNorm2d]
+    torch.serialization.add_safe_globals(theirs)
+    try:
+        opened = open_weights(path)
+        assert set(theirs) <= set(torch.serialization.get_safe_globals()), "their list is as it was"
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+    assert torch.equal(answers(opened.model, NOISE), answers(copy.deepcopy(small).float().eval(), NOISE))

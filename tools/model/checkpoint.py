@@ -17,6 +17,8 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from edgeyolo.errors import ManifestError
@@ -69,9 +71,11 @@ def read_checkpoint(data: bytes) -> Any:
     import torch
 
     try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
-        stand_ins = [(type(name.rpartition(".")[2], (StandIn,), {"full_name": name}), name) for name in names]
-        with SAFE_GLOBALS, torch.serialization.safe_globals(stand_ins), warnings.catch_warnings():
+        with only_these_globals(), warnings.catch_warnings():
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
+            torch.serialization.add_safe_globals(
+                [(type(name.rpartition(".")[2], (StandIn,), {"full_name": name}), name) for name in names]
+            )
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # it reads the file or raises
             value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         restored = Restorer()
@@ -84,6 +88,21 @@ def read_checkpoint(data: bytes) -> Any:
     if restored.foreign:
         raise ForeignClasses(sorted(restored.foreign))
     return value
+
+
+@contextmanager
+def only_these_globals() -> Iterator[None]:
+    """torch's list of allowed classes is one for the process, and others put real ones on it: it is empty in here."""
+    import torch
+
+    with SAFE_GLOBALS:
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        try:
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
 
 
 def _reason(error: Exception) -> str:
