@@ -198,6 +198,90 @@ def test_which_pictures_do_what(tmp_path: Path) -> None:
     assert {path.parent for path in chosen.verification} == {few}
 
 
+def test_pictures_that_do_both_are_told(tmp_path: Path) -> None:
+    few, many = pictures(tmp_path / "few", 20), pictures(tmp_path / "many", 100)
+    (tmp_path / "data.yaml").write_text("train: many\nval: few\nnames: [a]\n")
+    (tmp_path / "train.yaml").write_text("train: many\nnames: [a]\n")
+    for calib in (None, many, tmp_path / "data.yaml"):  # to verify on, a data set stands for its `val`
+        chosen = export_options.choose_images("fp32" if calib is None else "fp16", calib, tmp_path / "data.yaml")
+        assert {path.parent for path in chosen.verification} == {few} and not chosen.notes
+    chosen = export_options.choose_images("fp16", tmp_path / "train.yaml", None)
+    assert len(chosen.verification) == 64 and not set(chosen.calibration) & set(chosen.verification)
+    chosen = export_options.choose_images("fp16", few, tmp_path / "many" / ".." / "few")
+    assert chosen.notes[0].startswith("verified on the pictures that it was calibrated on")
+    chosen = export_options.choose_images("fp16", few, [*sorted(few.iterdir())[:5], *sorted(many.iterdir())[:5]])
+    assert chosen.notes[0].startswith("5 of 10 pictures: verified on the pictures that it was calibrated on")
+
+
+def test_pictures_that_cannot_be_read_do_not_count(
+    run: Callable[..., tuple[Export, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    converted(monkeypatch, fp16=shutil.copy)
+    paths = sorted((tmp_path / "photos").iterdir())
+    paths[0].write_text("no picture")
+    result, _ = run(precision="fp16")
+    assert result.record["calibration"]["images"] == len(paths) - 1
+    assert result.record["calibration"]["unreadable"] == 1
+    for path in paths[15:]:
+        path.write_text("no picture")
+    with pytest.raises(InvalidInput, match=f"at least 16 pictures, 14 of {len(paths)} could be read"):
+        run(precision="fp16")
+
+
+def test_a_report_of_another_run_is_not_left(
+    run: Callable[..., tuple[Export, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = tmp_path / "run" / "report.html"
+    converted(
+        monkeypatch,
+        **{
+            "int8": lambda source, out: moved(source, out, 2.0),
+            "int8-mixed": lambda source, out: scaled(source, out, 0.5),
+            "fp16": shutil.copy,
+        },
+    )
+    run(precision="fp16")
+    assert "int8-mixed" not in report.read_text()
+    run(precision="int8")
+    assert "int8-mixed" in report.read_text(), "what was refused before it"
+    run(precision="fp16")
+    assert "int8-mixed" not in report.read_text()
+    run(precision="fp32", calib=None)
+    assert not report.exists()
+
+
+def test_the_run_folder_holds_nothing_else(run: Callable[..., tuple[Export, list[str]]], tmp_path: Path) -> None:
+    """A run replaces model.onnx, graph.onnx and the like: never somebody's own."""
+    theirs = toy(tmp_path / "theirs").rename(tmp_path / "theirs" / "model.onnx")
+    before = theirs.read_bytes()
+    with pytest.raises(InvalidInput, match=r"other things, such as model\.onnx"):
+        run(out=theirs.parent)
+    result, _ = run()
+    with pytest.raises(InvalidInput, match="lies in the run folder"):
+        tools.export(result.models[0], precision="fp32", calib=tmp_path / "photos", target="onnx", out=result.folder)
+    assert theirs.read_bytes() == before and [path.name for path in theirs.parent.iterdir()] == ["model.onnx"]
+
+
+def test_file_names_that_are_no_utf8(run: Callable[..., tuple[Export, list[str]]], tmp_path: Path) -> None:
+    (tmp_path / "photos" / "\udcfe.jpg").write_text("no picture")
+    result, _ = run()
+    record = json.loads((tmp_path / "run" / "export.json").read_bytes())
+    assert "\udcfe.jpg" in record["models"][0]["verification"]["notes"][0]
+    tools.publish(result.folder, tmp_path / "models")
+    edgeyolo.load(tmp_path / "models").close()
+
+
+def test_what_an_engine_needs_is_asked_before_the_work(
+    run: Callable[..., tuple[Export, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("edgeyolo.tools.model.engine.no_gpu", lambda: "no driver")
+    with pytest.raises(edgeyolo.DeviceError, match=r"TensorRT builds on the GPU .* no driver"):
+        run(target="tensorrt")
+    with pytest.raises(InvalidInput, match="name them with sm"):
+        run(target="tensorrt-rtx")
+    assert not (tmp_path / "run").exists()
+
+
 def names(first: Attempt) -> list[str]:
     return [attempt.name for attempt in attempts(first)]
 

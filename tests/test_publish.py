@@ -159,6 +159,7 @@ def test_a_run_that_does_not_hold_together(tmp_path: Path) -> None:
     (run / "model.onnx").rename(run / "real")
     (run / "model.onnx").symlink_to(run / "real")
     refused("in the folder of the run")
+    refused(r"export\.json: expected a JSON file: NaN is no JSON", notes=[float("nan")])
     (run / "export.json").write_text("{")
     with pytest.raises(edgeyolo.ManifestError, match=r"export\.json: expected a JSON file"):
         publish(run, to)
@@ -216,6 +217,26 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(edgeyolo.InvalidInput, match="no published folder"):
         publish(onnx_run(tmp_path / "run"), tmp_path / "home")
     assert listing(tmp_path / "home") == ["thesis.txt"]
+
+
+def test_a_folder_named_versions_of_another_project_is_left_alone(tmp_path: Path) -> None:
+    theirs, run = tmp_path / "migrations", onnx_run(tmp_path / "run")
+    (theirs / "versions").mkdir(parents=True)
+    (theirs / "versions" / "001_users.py").write_text("mine")
+    for also in ("env.py", "current"):
+        (theirs / also).write_text("mine too")
+        with pytest.raises(edgeyolo.InvalidInput, match=r"versions/001_users\.py, and is no published folder"):
+            publish(run, theirs)
+    assert listing(theirs) == ["current", "env.py", "versions/001_users.py"]
+
+
+def test_what_lies_beside_the_versions_is_not_removed_with_them(tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    publish(onnx_run(tmp_path / "run"), to)
+    (to / "versions" / "lost+found").mkdir()
+    for count in "012":
+        publish(onnx_run(tmp_path / f"run{count}", notes=[count]), to, keep=2)
+    assert len(list((to / "versions").iterdir())) == 3 and (to / "versions" / "lost+found").is_dir()
 
 
 @pytest.mark.parametrize("keep", [0, 1, -1, True, 2.0])

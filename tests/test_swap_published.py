@@ -74,6 +74,28 @@ def test_a_bad_version_is_refused_once_and_the_next_good_one_taken(folder: Path,
         assert (family(detector(RED)), detector.swap()) == (OTHERS, False)
 
 
+def test_a_wrong_argument_says_nothing_about_the_version(folder: Path, tmp_path: Path) -> None:
+    with edgeyolo.load(folder) as detector:
+        publish(onnx_run(tmp_path / "run1", names=OTHERS), folder)
+        with pytest.raises(edgeyolo.InvalidInput, match="conf must be between 0 and 1, found 7"):
+            detector.swap(conf=7)
+        assert (detector.swap(), family(detector(RED)), detector.swap()) == (True, OTHERS, False)
+
+
+def test_an_interrupted_swap_says_nothing_about_the_version(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with edgeyolo.load(folder) as detector:
+        publish(onnx_run(tmp_path / "run1", names=OTHERS), folder)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("edgeyolo.detector.start_current", interrupt)
+            detector.swap()
+        assert (detector.swap(), family(detector(RED)), detector.swap()) == (True, OTHERS, False)
+
+
 def test_a_version_that_was_passed_over_is_not_tried_again(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

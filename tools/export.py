@@ -25,6 +25,7 @@ from .export_options import (
     Pictures,
     Precision,
     attempts,
+    choose_folder,
     choose_images,
     choose_target,
     engine_options,
@@ -32,6 +33,7 @@ from .export_options import (
 from .export_record import REFERENCE, Artefact, Made, installed, leave, plain
 from .files import digest
 from .model.calibration import (
+    AT_LEAST,
     CalibrationCache,
     calibration_array,
     calibration_digest,
@@ -125,8 +127,8 @@ def export(
     say = told or (lambda line: None)
     chosen, why = choose_target(options)
     pictures = choose_images(precision, calib, verify_on)
-    opened = open_weights(Path(weights), trust=trust, warn=told)
-    folder = Path(out) if out is not None else Path("runs") / "export" / f"{Path(weights).stem}-{precision}"
+    opened = open_weights(Path(weights).expanduser(), trust=trust, warn=told)
+    folder = choose_folder(out, opened.path, precision)
 
     def step_told(step: Step) -> None:
         say(f"{step.name}: {'as before' if step.reused else f'{step.seconds:.1f} s'}")
@@ -241,11 +243,7 @@ class _Line:
     def convert(self, attempt: Attempt, graph: Graph) -> Made:
         """The graph in the attempt's precision and, for engines, the engine of it."""
         source = self.fused_graph() if attempt.fused else self.reference
-        plan = None
-        if attempt.precision == "fp32":
-            path = source
-        else:
-            path, plan = self.lower(attempt, source, graph)
+        path, plan = (source, None) if attempt.precision == "fp32" else self.lower(attempt, source, graph)
         if self.target == "onnx":
             return Made(path, path, plan, None)
         settings = engine_options(self.target, self.options, graph, self.run.path)
@@ -270,7 +268,6 @@ class _Line:
             graph=graph_digest(source),
             options=extra,
         )
-        self.calibration = {"digest": key, "images": len(images)}
         cache = CalibrationCache(self.run.path / "calibration")
 
         def make(files: tuple[Path, ...]) -> dict[str, Any]:
@@ -278,7 +275,7 @@ class _Line:
             if known is not None:
                 return known
             unreadable: list[tuple[Path, str]] = []
-            array = calibration_array(images, graph.imgsz, unreadable=unreadable)
+            array = calibration_array(images, graph.imgsz, at_least=AT_LEAST, unreadable=unreadable)
             for _, reason in unreadable:
                 self.say(f"left out of the calibration: {reason}")
             if attempt.precision == "fp16":
@@ -291,6 +288,8 @@ class _Line:
 
         step = self.run.step(f"precision-{attempt.name}", [f"{attempt.name}.onnx"], {"calibration": key}, make)
         facts = {name: value for name, value in step.facts.items() if name != "unreadable"}
+        unread = len(step.facts["unreadable"])
+        self.calibration = {"digest": key, "images": len(images) - unread, "unreadable": unread}
         return step.files[0], PrecisionPlan.from_dict(facts)
 
     def where_the_error_arises(self, attempt: Attempt) -> tuple[str, ...]:
@@ -327,6 +326,7 @@ class _Line:
             "candidate": digest(candidate),
             "model": digest(made.model),
             "statement": statement,
+            "told": {"requested": self.options.precision, "refused": self.refused},  # by the page
             **self.gate.inputs(),
             **self.versions,
         }

@@ -10,7 +10,7 @@ from typing import Literal
 from edgeyolo.errors import InvalidInput
 
 from .model.calibration import find_images
-from .model.engine import EngineOptions, Profile, Target, runnable
+from .model.engine import EngineOptions, Profile, Target, check_builder, runnable
 from .model.graph import Graph
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Images",
     "Precision",
     "attempts",
+    "choose_folder",
     "choose_images",
     "choose_target",
     "engine_options",
@@ -71,6 +72,14 @@ class ExportOptions:
             raise InvalidInput(f"batch must be (least, most), found {self.batch!r}")
 
 
+def choose_folder(out: Path | str | None, weights: Path, precision: Precision) -> Path:
+    """The run folder. Raises InvalidInput where the run would replace the weights with its own file of that name."""
+    folder = Path("runs") / "export" / f"{weights.stem}-{precision}" if out is None else Path(out).expanduser()
+    if weights.resolve().parent == folder.resolve():
+        raise InvalidInput(f"{weights} lies in the run folder, whose files are replaced: name another folder with out")
+    return folder
+
+
 def choose_target(options: ExportOptions) -> tuple[Target | Literal["onnx"], str]:
     """The target of this run, and why it was chosen where the caller left it open.
 
@@ -94,7 +103,8 @@ def choose_target(options: ExportOptions) -> tuple[Target | Literal["onnx"], str
             cure = "name the target: tensorrt or tensorrt-rtx" if options.target == "auto" else "leave them out"
             raise InvalidInput(f"{', '.join(wrong)}: for engines only, and the target is onnx; {cure}")
     else:
-        engine_options(target, options, None, None)  # what contradicts itself does so now, not after the calibration
+        # What contradicts itself, or is missing here, is told now, not after the calibration.
+        check_builder(engine_options(target, options, None, None))
     return target, why
 
 
@@ -169,26 +179,28 @@ def choose_images(precision: Precision, calib: Images | None, pictures: Images |
             find_images([])  # raises, saying how many to give
         if pictures is None:
             return Pictures((), (), ("no pictures were given: the graph was compared with its weights on noise only",))
-        return Pictures((), tuple(find_images(pictures, at_least=1, at_most=VERIFY)), ())
+        return Pictures((), tuple(find_images(pictures, at_least=1, at_most=VERIFY, split="val")), ())
     found = find_images(calib)
     wanted = CALIBRATE.get(precision, 0)
     chosen = _spread(found, wanted)
+    used = {path.resolve() for path in chosen}
     if pictures is not None:
-        verification = find_images(pictures, at_least=1, at_most=VERIFY)
-    elif isinstance(calib, (str, Path)) and Path(calib).suffix.lower() in (".yaml", ".yml"):
-        verification = find_images(calib, at_most=VERIFY, split="val")
+        verification = find_images(pictures, at_least=1, at_most=VERIFY, split="val")
     else:
-        used = set(chosen)
-        others = [path for path in found if path not in used]
-        if len(others) >= VERIFY // 4:
-            verification = _spread(others, VERIFY)
-        else:
-            verification = _spread(found, VERIFY)
-            if chosen:
-                notes.append(
-                    "verified on the pictures that it was calibrated on: give more, or others to verify on, to be surer"
-                )
+        pool = find_images(calib, split="val") if _is_data_yaml(calib) else found
+        others = [path for path in pool if path.resolve() not in used]  # a data set without `val` has its `train` here
+        verification = _spread(others if len(others) >= VERIFY // 4 else pool, VERIFY)
+    both = sum(path.resolve() in used for path in verification)
+    if both:
+        part = "" if both == len(verification) else f"{both} of {len(verification)} pictures: "
+        notes.append(
+            f"{part}verified on the pictures that it was calibrated on: give more, or others to verify on, to be surer"
+        )
     return Pictures(tuple(chosen), tuple(verification), tuple(notes))
+
+
+def _is_data_yaml(images: Images) -> bool:
+    return isinstance(images, (str, Path)) and Path(images).suffix.lower() in (".yaml", ".yml")
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:

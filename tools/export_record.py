@@ -67,7 +67,9 @@ def leave(folder: Path, record: dict[str, Any], artefacts: list[Artefact], repor
                 "verification": one.verification,
             }
         )
-    if report is not None:
+    if report is None:
+        (folder / REPORT).unlink(missing_ok=True)  # an earlier run's, of another model
+    else:
         with replaced(folder / REPORT) as partial:
             shutil.copyfile(report, partial)
     record["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")

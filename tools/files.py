@@ -72,12 +72,18 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON value, indented, keys in the order given. NaN and infinity are no JSON: ValueError."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # A file name that is no UTF-8 holds lone surrogates: written as \udcff, which is JSON's own spelling of them.
+    write_atomic(path, text.encode(errors="backslashreplace"))
 
 
 def read_json(path: Path) -> Any:
     """Raises ManifestError, naming the file, when it is missing or no JSON."""
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=constant)
     except (OSError, ValueError, RecursionError) as error:
         raise ManifestError(f"{path}: expected a JSON file: {error}") from None

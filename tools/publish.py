@@ -26,6 +26,7 @@ from edgeyolo.loading import check_file
 from edgeyolo.published import (
     CURRENT,
     FORMAT,
+    ID,
     MANIFEST,
     SIGNATURE,
     VERSIONS,
@@ -138,7 +139,7 @@ def manifest_of(run: Path, require: Require) -> tuple[bytes, Manifest]:
             raise ManifestError(f"{where}: expected the model file {model['file']!r} in the folder of the run")
         models.append({**model, "bytes": path.stat().st_size})
     value = {**record, "format": FORMAT, "models": models}
-    text = (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
     if record.get("format") != FORMAT:
         raise ManifestError(f"{where}: expected format {FORMAT}, found {record.get('format')!r}; export again")
     manifest = parse_manifest(text, where)
@@ -191,8 +192,10 @@ def cryptography() -> tuple[Any, Any]:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One writer at a time. The lock goes with its process."""
-    if folder.is_dir() and not (folder / VERSIONS).is_dir() and any(entry.name != LOCK for entry in folder.iterdir()):
-        raise InvalidInput(f"{folder} holds other things and is no published folder: name a new or an empty one")
+    if others := strangers(folder):
+        raise InvalidInput(
+            f"{folder} holds other things, such as {others[0]}, and is no published folder: name a new or an empty one"
+        )
     (folder / VERSIONS).mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -203,6 +206,23 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def strangers(folder: Path) -> list[Path]:
+    """What lies in a folder that nobody published to yet: a project may well have a folder `versions` of its own."""
+    if not folder.is_dir():
+        return []
+    if not (folder / VERSIONS).is_dir():
+        return [entry for entry in folder.iterdir() if entry.name != LOCK]
+    with contextlib.suppress(ManifestError):
+        read_current(folder)
+        return []
+    return [entry for entry in (folder / VERSIONS).iterdir() if not ours(entry)]
+
+
+def ours(entry: Path) -> bool:
+    """Whether something in `versions` was made here."""
+    return bool(ID.fullmatch(entry.name)) or entry.name.startswith(PARTIAL)
 
 
 def history_of(folder: Path) -> tuple[str, ...] | None:
@@ -238,9 +258,10 @@ def switch(folder: Path, history: tuple[str, ...]) -> None:
 
 
 def prune(folder: Path, keep: set[str]) -> None:
-    """Removes the versions that `current` no longer names. Who has loaded one keeps it: nothing is read later."""
+    """Removes the versions that `current` no longer names, and nothing else that lies beside them. Who has loaded one
+    keeps it: nothing is read later."""
     for place in (folder / VERSIONS).iterdir():
-        if place.name not in keep:
+        if ID.fullmatch(place.name) and place.name not in keep:
             take_away(place)
 
 

@@ -49,9 +49,17 @@ class RunFolder:
     @classmethod
     @contextmanager
     def locked(cls, path: Path, told: Callable[[Step], None] | None = None) -> Iterator[RunFolder]:
-        """Makes the folder where it is missing. Raises InvalidInput when another process uses it."""
+        """Makes the folder where it is missing. Raises InvalidInput when another process uses it, or when it is
+        no run's and holds other things: a run replaces files of its names, such as model.onnx."""
         if path.exists() and not path.is_dir():
             raise InvalidInput(f"{path}: expected a folder for the run, found a file; name another one")
+        if path.is_dir() and not (path / LOCK).exists():
+            others = [entry.name for entry in path.iterdir() if entry.name != STEPS]
+            if others:
+                raise InvalidInput(
+                    f"{path}: expected a folder for the run, found one that holds other things, such as {others[0]}; "
+                    "name a new or an empty one"
+                )
         (path / STEPS).mkdir(parents=True, exist_ok=True)
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:

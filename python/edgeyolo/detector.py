@@ -233,8 +233,8 @@ class Detector:
         Of a published folder only the current version counts: what runs already is the one to fall back to.
         changed: arguments of load() that are to differ from now on.
 
-        Raises what load() raises, and then the old model goes on. A version that failed is tried again only by name:
-        swap(folder).
+        Raises what load() raises, and then the old model goes on. A version that failed is tried again only by name,
+        swap(folder), or with changed arguments.
         """
         with self._swapping:
             origin = self._open().origin
@@ -246,16 +246,22 @@ class Detector:
                 current = read_current(model)[0]
                 if current == self._tried and not changed:
                     return False
-                self._tried = current
-            running = start_current(model, options)
+            else:
+                current = ""
             try:
-                running.warm_up()
-                with self._state:
-                    before = self._open()  # raises if it was closed in the meantime
-                    self._running, self._options, self._names = running, options, running.settled.names
-                    self._swaps += 1
-            except BaseException:
-                running.close()
+                running = start_current(model, options)
+                try:
+                    running.warm_up()
+                    with self._state:
+                        before = self._open()  # raises if it was closed in the meantime
+                        self._running, self._options, self._names = running, options, running.settled.names
+                        self._swaps += 1
+                except BaseException:
+                    running.close()
+                    raise
+            except EdgeYoloError:
+                if current and not changed:  # with changed arguments it may be those; an interruption says nothing
+                    self._tried = current
                 raise
             if running.origin is not None:
                 self._tried = running.origin.current

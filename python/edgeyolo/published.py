@@ -33,6 +33,7 @@ from .manifest import ModelFacts, facts_from_header
 __all__ = [
     "CURRENT",
     "FORMAT",
+    "ID",
     "MANIFEST",
     "SIGNATURE",
     "VERSIONS",

@@ -134,6 +134,7 @@ def calibration_array(
     imgsz: tuple[int, int],
     *,
     limit: int | None = None,
+    at_least: int = 1,
     unreadable: list[tuple[Path, str]] | None = None,
 ) -> NDArray[np.float32]:
     """The pictures as the network will see them: float32 (N, 3, H, W), RGB, 0..1, through the core's own letterbox.
@@ -141,7 +142,7 @@ def calibration_array(
     imgsz: (height, width) of the network's input, pixels. limit: the most pictures to take, evenly spaced.
     unreadable: where given, pictures that cannot be read are added to it with the reason and left out; else they are
     an error. Memory: 12 bytes per input pixel and picture, 4.9 MB each at 640 x 640.
-    Raises InvalidInput when a picture cannot be read, or when none is left.
+    Raises InvalidInput when a picture cannot be read, or when fewer than `at_least` are left.
     """
     if limit is not None and len(images) > limit:
         images = [images[round(i)] for i in np.linspace(0, len(images) - 1, limit)]
@@ -162,8 +163,9 @@ def calibration_array(
         raise InvalidInput(f"{len(broken)} of {len(images)} calibration pictures cannot be read: {told}{more}")
     if unreadable is not None:
         unreadable += broken
-    if not kept:
-        raise InvalidInput(f"calibration needs at least {AT_LEAST} pictures, none could be read: {ADVICE}")
+    if kept < at_least:
+        could = f"{kept} of {len(images)}" if kept else "none"
+        raise InvalidInput(f"calibration needs at least {AT_LEAST} pictures, {could} could be read: {ADVICE}")
     return planes[:kept]
 
 

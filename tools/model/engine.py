@@ -33,6 +33,7 @@ __all__ = [
     "Profile",
     "Target",
     "build_engine",
+    "check_builder",
     "runnable",
     "update_engine",
 ]
@@ -80,12 +81,7 @@ def build_engine(source: Path, out: Path, options: EngineOptions, header: Mappin
     """
     graph = read_graph(source)
     gpu = gpu_facts()
-    options = with_compute_capability(options, gpu)
-    if options.target == "tensorrt" and gpu is None:
-        raise DeviceError(
-            "TensorRT builds on the GPU that the engine is for, and there is none here: "
-            f"{no_gpu()}. Build on the device, or take target='tensorrt-rtx', whose builder needs no GPU"
-        )
+    options = check_builder(options)
     if options.dla is not None and graph.quantized:
         raise InvalidInput(
             f"dla={options.dla}: {source.name} has QuantizeLinear nodes, which do not run on DLA; give the FP32 graph, "
@@ -106,6 +102,17 @@ def build_engine(source: Path, out: Path, options: EngineOptions, header: Mappin
     values[OURS] = {**values[OURS], **record(facts, source, options, workspace)}
     write_engine(out, values, built.plan)
     return facts
+
+
+def check_builder(options: EngineOptions) -> EngineOptions:
+    """What a build needs besides its graph: a GPU, or the compute capabilities, which it fills in from the GPU. Raises
+    DeviceError and InvalidInput."""
+    if options.target == "tensorrt" and (missing := no_gpu()):
+        raise DeviceError(
+            "TensorRT builds on the GPU that the engine is for, and there is none here: "
+            f"{missing}. Build on the device, or take target='tensorrt-rtx', whose builder needs no GPU"
+        )
+    return with_compute_capability(options, gpu_facts())
 
 
 def runnable(target: Target) -> tuple[bool, str]:
