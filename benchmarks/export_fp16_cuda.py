@@ -1,12 +1,14 @@
 """FP16 by the export against FP32, on the GPU through ONNX Runtime: latency and parity of yolo26n and yolo26s.
 
-    python benchmarks/export_fp16_cuda.py --make DIR       needs edgeyolo[tools], no GPU: writes the graphs
+    python benchmarks/export_fp16_cuda.py --make DIR                      needs edgeyolo[tools], no GPU: the graphs
     python benchmarks/export_fp16_cuda.py --graphs DIR [--json benchmarks/results/export_fp16_cuda.json]   needs a GPU
 
-Random weights from YAML, activations settled and class scores spread as a trained model's (benchmarks/onnx_cuda.py), so
-nothing is said about accuracy. FP16 is what `edgeyolo export --precision fp16` makes: AutoCast on pictures, decode in
-FP32. 720p frames, page-locked, batch 1; the calls take turns. FP32 once with TF32 (ONNX Runtime's default) and once
-without. Parity: boxes of FP16 and of FP32 without TF32, compared by the gate of the export, which judges nothing here.
+Random weights from YAML, activations settled, class scores spread as a trained model's (benchmarks/onnx_cuda.py): the
+latency is real, the parity is that of a network which multiplies every rounding. A trained one: --models signs
+--pictures DIR, with the graphs of `edgeyolo export assets/signs.pt` as signs-fp32.onnx and signs-fp16.onnx.
+FP16 is what `edgeyolo export --precision fp16` makes: AutoCast on pictures, decode in FP32. 720p frames, page-locked,
+batch 1; the calls take turns. FP32 once with TF32 (ONNX Runtime's default) and once without. Parity: boxes of FP16 and
+of FP32 without TF32, compared by the gate of the export, which judges nothing here.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def make(folder: Path) -> None:
         print(f"{name}\n{plan.table()}\n")
 
 
-def measure(folder: Path, name: str, rounds: int) -> dict[str, Any]:
+def measure(folder: Path, name: str, rounds: int, pictures: list[Path]) -> dict[str, Any]:
     from edgeyolo.tools.model.verify import LOW_CONF, verify
 
     paths = {"fp32": folder / f"{name}-fp32.onnx", "fp16": folder / f"{name}-fp16.onnx"}
@@ -58,7 +60,7 @@ def measure(folder: Path, name: str, rounds: int) -> dict[str, Any]:
         edgeyolo.load(paths["fp32"], device=0, tf32=False, conf=LOW_CONF) as reference,
         edgeyolo.load(paths["fp16"], device=0, tf32=False, conf=LOW_CONF) as candidate,
     ):
-        outcome = verify(reference, candidate, photos(), precision="fp16", statement="compared")
+        outcome = verify(reference, candidate, pictures, precision="fp16", statement="compared")
     detectors = {
         "fp32, TF32": edgeyolo.load(paths["fp32"], device=0),
         "fp32, no TF32": edgeyolo.load(paths["fp32"], device=0, tf32=False),
@@ -94,6 +96,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--make", type=Path, metavar="DIR")
     parser.add_argument("--graphs", type=Path, metavar="DIR")
+    parser.add_argument("--models", nargs="+", default=MODELS, help="NAME of NAME-fp32.onnx and NAME-fp16.onnx")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="to compare on (default: photographs)")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -109,8 +113,9 @@ def main() -> int:
         "versions": {"edgeyolo": edgeyolo.__version__, "onnxruntime": onnxruntime.__version__},
         "gpu": edgeyolo._core.device(0)["name"],
     }
-    for name in MODELS:
-        report[name] = found = measure(args.graphs, name, args.rounds)
+    pictures = sorted(args.pictures.glob("*.jpg")) if args.pictures else photos()
+    for name in args.models:
+        report[name] = found = measure(args.graphs, name, args.rounds, pictures)
         print(f"\n{name}: {found['graph']}")
         for label, values in found["ms"].items():
             print(f"  {label:16}" + "   ".join(f"{key} {value:.3f}" for key, value in values.items()) + " ms")

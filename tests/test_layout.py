@@ -136,6 +136,21 @@ def test_export_steps_do_not_import_each_other(path: Path) -> None:
             assert own in ("weights", "onnx"), f"{path}:{line}: ultralytics stays inside weights and onnx"
 
 
+# The steps of fine-tuning, each with the modules that are part of it. They meet in the page alone.
+TRAIN_STEPS = {"data": set(), "augment": {"warp", "warp_triton"}, "evaluate": set(), "checkpoint": {"classes"}}
+TRAIN_SHARED = {"memory", "norm_silu"}  # how much memory there is; whether Triton is
+
+
+@pytest.mark.parametrize("own", sorted(TRAIN_STEPS))
+def test_training_steps_do_not_import_each_other(own: str) -> None:
+    for name in {own} | TRAIN_STEPS[own]:
+        path = TOOLS / "train" / f"{name}.py"
+        for module, _, line in imports(path):
+            if module.startswith(".") and not module.startswith(".."):
+                other = module[1:].split(".")[0]
+                assert other in {own} | TRAIN_STEPS[own] | TRAIN_SHARED, f"{path}:{line}: {own} imports {other}"
+
+
 # C++: one home each for pybind11, NVIDIA's headers and the operating system's loader.
 CPP_HOMES = {
     r"#include <pybind11/": {

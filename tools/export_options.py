@@ -9,7 +9,7 @@ from typing import Literal
 
 from edgeyolo.errors import InvalidInput
 
-from .model.calibration import find_images
+from .model.calibration import ADVICE, AT_LEAST, find_images
 from .model.engine import EngineOptions, Profile, Target, check_builder, runnable
 from .model.graph import Graph
 
@@ -176,7 +176,10 @@ def choose_images(precision: Precision, calib: Images | None, pictures: Images |
     notes: list[str] = []
     if calib is None:
         if precision != "fp32":
-            find_images([])  # raises, saying how many to give
+            raise InvalidInput(
+                f"{precision} is calibrated on real pictures, and none were named (calib, --calib): calibration needs "
+                f"at least {AT_LEAST} pictures; {ADVICE}"
+            )
         if pictures is None:
             return Pictures((), (), ("no pictures were given: the graph was compared with its weights on noise only",))
         return Pictures((), tuple(find_images(pictures, at_least=1, at_most=VERIFY, split="val")), ())

@@ -26,6 +26,7 @@ from edgeyolo.pictures import PICTURE_SUFFIXES, read_picture
 from ..files import digest, digest_of, read_json, replaced, write_json
 
 __all__ = [
+    "ADVICE",
     "AT_LEAST",
     "CalibrationCache",
     "calibration_array",
