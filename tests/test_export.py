@@ -282,6 +282,37 @@ def test_what_an_engine_needs_is_asked_before_the_work(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_fails_leaves_no_older_record(run: Callable[..., tuple[Export, list[str]]], tmp_path: Path) -> None:
+    result, _ = run()
+    with pytest.raises(InvalidInput, match="fixed"):
+        run(imgsz=96)
+    assert not (result.folder / "export.json").exists()
+    with pytest.raises(ManifestError, match=r"export\.json: expected a JSON file"):
+        tools.publish(result.folder, tmp_path / "models")
+    assert run()[0].passed
+
+
+def test_labels_are_checked_before_the_work(
+    run: Callable[..., tuple[Export, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called = converted(monkeypatch, fp16=shutil.copy)
+    (tmp_path / "photos" / "003.txt").write_text("7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(ManifestError, match=r"003\.txt, line 1: class 7 .* or leave labels out .*--no-labels"):
+        run(precision="fp16")
+    assert not called
+    result, _ = run(precision="fp16", labels=False)
+    assert result.passed and "labels" not in result.record["models"][0]["verification"]["metrics"]
+
+
+def test_progress_says_what_begins(run: Callable[..., tuple[Export, list[str]]]) -> None:
+    seen: list[tuple[str, int, int]] = []
+    run(progress=lambda *step: seen.append(step))
+    assert seen[:2] == [("graph", 0, 0), ("verify-fp32", 0, 0)] and seen[-1] == ("verify", 20, 20)
+    seen.clear()
+    run(progress=lambda *step: seen.append(step))
+    assert not seen, "nothing is done"
+
+
 def names(first: Attempt) -> list[str]:
     return [attempt.name for attempt in attempts(first)]
 
@@ -303,6 +334,9 @@ def test_one_step_closer_to_fp32_each() -> None:
         ({"precision": "bf16"}, "precision must be one of fp32, fp16, int8, found 'bf16'"),
         ({"target": "openvino"}, "target must be one of"),
         ({"imgsz": 0}, "imgsz must be two whole numbers"),
+        ({"imgsz": 320.0}, "imgsz must be a whole number, or two of them, found 320.0"),
+        ({"imgsz": ()}, r"imgsz must be a whole number, or two of them, found \(\)"),
+        ({"batch": None}, "batch must be a whole number, or two of them, found None"),
         ({"batch": (4, 2)}, r"batch must be \(least, most\)"),
         ({"target": "tensorrt-rtx", "sm": ["x"]}, "expected a compute capability"),
         ({"target": "tensorrt-rtx", "dla": 0}, "TensorRT-RTX has no DLA"),

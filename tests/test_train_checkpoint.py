@@ -307,3 +307,12 @@ def train_on(step: TrainStep, class_id: int) -> None:
     targets = torch.tensor([[[float(class_id), 0.5, 0.5, 0.4, 0.4]]] * 2)
     for _ in range(2):
         step(torch.full((2, 3, 64, 64), 90, dtype=torch.uint8), targets, torch.ones(2, 1, dtype=torch.bool))
+
+
+def test_layers_without_parameters_may_be_among_the_frozen() -> None:
+    """Upsampling and concatenation of the neck: layers 11 and 12."""
+    step = detection_step(load_for_training(SIGNS).model, amp="off", optimizer="sgd")
+    step.freeze(14)
+    assert {name.split(".")[1] for name in step.frozen} == {*map(str, range(11)), "13"}
+    with pytest.raises(InvalidInput, match="nothing is left to train"):
+        step.freeze(99)

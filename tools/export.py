@@ -29,8 +29,9 @@ from .export_options import (
     choose_images,
     choose_target,
     engine_options,
+    pair,
 )
-from .export_record import REFERENCE, Artefact, Made, installed, leave, plain
+from .export_record import RECORD, REFERENCE, Artefact, Made, installed, leave, outcome_notes, plain
 from .files import digest
 from .model.calibration import (
     AT_LEAST,
@@ -73,6 +74,7 @@ def export(
     precision: Precision = "fp16",
     calib: Images | None = None,
     verify_on: Images | None = None,
+    labels: bool = True,
     imgsz: int | tuple[int, int] | None = None,
     batch: int | tuple[int, int] = 1,
     dynamic: bool = False,
@@ -94,7 +96,7 @@ def export(
     weights: an Ultralytics .pt, or an FP32 .onnx. trust: unpickle a .pt with layers of its own, which runs its code.
     precision: "fp32", "fp16" or "int8". calib: real pictures, for fp16 and int8: a folder, glob, list, or a data.yaml.
     verify_on: pictures to verify on; by default such of `calib` that do not calibrate, the `val` split of a data.yaml.
-    Where they have YOLO labels, the loss of mAP is judged too.
+    labels: where those pictures have YOLO labels, the loss of mAP is judged too; False leaves them out.
     imgsz: input size, an int or (height, width) in pixels. batch: images of a run, or (least, most). dynamic: the size
     is free as well, from half to twice of imgsz.
     head: "raw" (NMS by edgeyolo), "end2end" where the model has such a head, "auto": as it was trained to be used.
@@ -104,7 +106,7 @@ def export(
     TensorRT where it runs, else onnx. dla: DLA core. workspace: GiB. hardware_compatible, version_compatible: of
     TensorRT's engines.
     out: the run folder, runs/export/NAME-PRECISION by default. A run that was interrupted is taken up there.
-    told: called with a line of text for each step and decision. progress: with (step, done, of all).
+    told: called with a line of text for each step and decision. progress: with (step, done, of all); 0, 0 as it begins.
 
     A precision that fails the gate is not what comes out: the next one closer to FP32 is tried, and the record tells.
     Where nothing passes, the result says so (`passed`), and `publish()` refuses it.
@@ -112,8 +114,8 @@ def export(
     """
     options = ExportOptions(
         precision=precision,
-        imgsz=(imgsz, imgsz) if isinstance(imgsz, int) else imgsz,
-        batch=(batch, batch) if isinstance(batch, int) else batch,
+        imgsz=None if imgsz is None else pair("imgsz", imgsz),
+        batch=pair("batch", batch),
         dynamic=dynamic,
         head=head,
         fuse_silu=fuse_silu,
@@ -123,6 +125,7 @@ def export(
         workspace=workspace,
         hardware_compatible=hardware_compatible,
         version_compatible=version_compatible,
+        labels=labels,
     )
     say = told or (lambda line: None)
     chosen, why = choose_target(options)
@@ -133,11 +136,11 @@ def export(
     def step_told(step: Step) -> None:
         say(f"{step.name}: {'as before' if step.reused else f'{step.seconds:.1f} s'}")
 
-    with RunFolder.locked(folder, step_told) as run:
+    advance = progress or (lambda step, done, total: None)
+    with RunFolder.locked(folder, step_told, lambda step: advance(step, 0, 0)) as run:
         for note in filter(None, (why, *pictures.notes)):
             say(note)
-        line = _Line(run, opened, options, chosen, pictures, say, progress or (lambda step, done, total: None))
-        return line.run_all([why] if why else [])
+        return _Line(run, opened, options, chosen, pictures, say, advance).run_all([why] if why else [])
 
 
 class _Line:
@@ -156,13 +159,16 @@ class _Line:
         self.run, self.weights, self.options, self.target = run, weights, options, target
         self.pictures, self.say, self.progress = pictures, say, progress
         self.versions = {**calibration_versions(), "edgeyolo": edgeyolo.__version__}
-        self.gate = Gate(pictures.verification)
+        self.gate = Gate(pictures.verification, use_labels=options.labels)
         self.refused: list[dict[str, Any]] = []
         self.silu: dict[str, Any] = {"requested": options.fuse_silu, "applied": False, "why": ""}
         self.calibration: dict[str, Any] | None = None
 
     def run_all(self, notes: list[str]) -> Export:
+        # Of an earlier run: should this one fail, publish() must not take that one for it.
+        (self.run.path / RECORD).unlink(missing_ok=True)
         graph = self.make_graph()
+        self.gate.check_labels(graph.names)
         last: dict[str, Any] = {}
         for attempt in self.plan():
             if attempt.keep:
@@ -171,8 +177,7 @@ class _Line:
             last = self.verify(attempt, made, graph)
             if last["verification"]["passed"] or (attempt.precision == "fp32" and not attempt.fused):
                 break
-            failures = last["verification"]["failures"]
-            self.refused.append({"attempt": attempt.name, "failures": failures})
+            self.refused.append({"attempt": attempt.name, "failures": (failures := last["verification"]["failures"])})
             self.say(f"{attempt.name} refused: {'; '.join(failures)}")
         return self.finish(last, graph, notes)
 
@@ -381,12 +386,7 @@ class _Line:
 
     def finish(self, last: dict[str, Any], graph: Graph, notes: list[str]) -> Export:
         record, folder, done = self.describe(last, graph), self.run.path, last["verification"]
-        record["notes"] = [*notes, *record["notes"]]
-        if self.refused and done["passed"]:
-            record["notes"].append(f"{self.options.precision} was refused by the gate; this is {last['attempt']}")
-        if done["passed"] and done["statement"] != "engine verified" and last["precision"] != "fp32":
-            # Nodes in FP16 have no kernels there.
-            record["notes"].append("verified on a CPU, where ONNX Runtime computes FP16 in FP32: overflow cannot show")
+        record["notes"] = [*notes, *record["notes"], *outcome_notes(last, self.options.precision, self.refused)]
         if self.target == "onnx":
             artefacts = [Artefact("model.onnx", folder / last["model"], "onnx", last["precision"], done)]
         else:

@@ -14,7 +14,7 @@ import numpy as np
 import edgeyolo
 
 from .files import digest
-from .labels import find_labels
+from .labels import find_labels, read_labels
 from .model.graph import Graph
 from .model.report import write_report
 from .model.verify import LOW_CONF, verify
@@ -24,11 +24,17 @@ __all__ = ["Gate", "faster"]
 
 
 class Gate:
-    """pictures: what both sides are compared on. Labels beside them are used where there are any."""
+    """pictures: what both sides are compared on. Labels beside them are used where there are any, and wanted."""
 
-    def __init__(self, pictures: Sequence[Path]) -> None:
+    def __init__(self, pictures: Sequence[Path], *, use_labels: bool = True) -> None:
         self.pictures = tuple(pictures)
-        self.labels = find_labels(self.pictures) if self.pictures else None
+        self.labels = find_labels(self.pictures) if self.pictures and use_labels else None
+
+    def check_labels(self, names: Mapping[int, str]) -> None:
+        """Raises ManifestError, naming file and line, for labels that cannot be read or are of other classes: before
+        the work, not after it."""
+        for file in self.labels or ():
+            read_labels(file, (1, 1), names)
 
     def inputs(self) -> dict[str, Any]:
         """What has a say in the outcome, as JSON values."""

@@ -25,6 +25,7 @@ __all__ = [
     "choose_images",
     "choose_target",
     "engine_options",
+    "pair",
 ]
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -54,6 +55,7 @@ class ExportOptions:
     workspace: float | None = None
     hardware_compatible: bool = False
     version_compatible: bool = False
+    labels: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -64,12 +66,19 @@ class ExportOptions:
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidInput(f"{name} must be one of {', '.join(allowed)}, found {getattr(self, name)!r}")
-        for name, values, most in (("imgsz", self.imgsz or (1, 1), 32767), ("batch", self.batch, 1024)):
-            whole = len(values) == 2 and all(type(value) is int and 1 <= value <= most for value in values)
-            if not whole:
+        for name, values, most in (("imgsz", self.imgsz, 32767), ("batch", self.batch, 1024)):
+            if values is not None and not all(type(value) is int and 1 <= value <= most for value in values):
                 raise InvalidInput(f"{name} must be two whole numbers from 1 to {most}, found {values!r}")
         if self.batch[0] > self.batch[1]:
             raise InvalidInput(f"batch must be (least, most), found {self.batch!r}")
+
+
+def pair(name: str, value: object) -> tuple[int, int]:
+    """A number twice, or two of them. Raises InvalidInput for anything else."""
+    values = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(values) != 2 or not all(isinstance(item, int) for item in values):
+        raise InvalidInput(f"{name} must be a whole number, or two of them, found {value!r}")
+    return values[0], values[1]
 
 
 def choose_folder(out: Path | str | None, weights: Path, precision: Precision) -> Path:

@@ -13,7 +13,7 @@ from .files import digest, replaced, write_json
 from .model.engine import update_engine
 from .model.precision_plan import PrecisionPlan
 
-__all__ = ["RECORD", "REFERENCE", "REPORT", "Artefact", "Made", "installed", "leave", "plain"]
+__all__ = ["RECORD", "REFERENCE", "REPORT", "Artefact", "Made", "installed", "leave", "outcome_notes", "plain"]
 
 RECORD, REPORT = "export.json", "report.html"
 
@@ -74,6 +74,17 @@ def leave(folder: Path, record: dict[str, Any], artefacts: list[Artefact], repor
             shutil.copyfile(report, partial)
     record["created"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     write_json(folder / RECORD, record)
+
+
+def outcome_notes(last: dict[str, Any], requested: str, refused: list[dict[str, Any]]) -> list[str]:
+    """What the reader of a passed run should know beside its verification. last: the attempt that it ended with."""
+    done, notes = last["verification"], []
+    if refused and done["passed"]:
+        notes.append(f"{requested} was refused by the gate; this is {last['attempt']}")
+    if done["passed"] and done["statement"] != "engine verified" and last["precision"] != "fp32":
+        # Nodes in FP16 have no kernels there.
+        notes.append("verified on a CPU, where ONNX Runtime computes FP16 in FP32: overflow cannot show")
+    return notes
 
 
 def _header(record: dict[str, Any], verification: dict[str, Any]) -> dict[str, Any]:

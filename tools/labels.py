@@ -61,7 +61,7 @@ def read_labels(file: Path | None, size: tuple[int, int], names: Mapping[int, st
             if values[0] not in names:
                 raise ManifestError(
                     f"{where}: class {values[0]:g} is none of the model's {len(names)} classes: "
-                    "label the pictures for this model, or verify without labels"
+                    "label the pictures for this model, or leave labels out (labels=False, --no-labels)"
                 )
             if not all(-0.01 <= value <= 1.01 for value in values[1:]):
                 raise ManifestError(f"{where}: expected coordinates from 0 to 1, found {line.strip()[:60]!r}")

@@ -41,15 +41,21 @@ class Step:
 class RunFolder:
     """One process at a time: open it with `RunFolder.locked(path)`."""
 
-    def __init__(self, path: Path, told: Callable[[Step], None] | None = None) -> None:
+    def __init__(
+        self, path: Path, told: Callable[[Step], None] | None = None, begun: Callable[[str], None] | None = None
+    ) -> None:
         self.path = path
         self.steps: list[Step] = []
-        self._told = told
+        self._told, self._begun = told, begun
 
     @classmethod
     @contextmanager
-    def locked(cls, path: Path, told: Callable[[Step], None] | None = None) -> Iterator[RunFolder]:
-        """Makes the folder where it is missing. Raises InvalidInput when another process uses it, or when it is
+    def locked(
+        cls, path: Path, told: Callable[[Step], None] | None = None, begun: Callable[[str], None] | None = None
+    ) -> Iterator[RunFolder]:
+        """told: called with each step that is done; begun: with the name of one that is not taken over, before it.
+
+        Makes the folder where it is missing. Raises InvalidInput when another process uses it, or when it is
         no run's and holds other things: a run replaces files of its names, such as model.onnx."""
         if path.exists() and not path.is_dir():
             raise InvalidInput(f"{path}: expected a folder for the run, found a file; name another one")
@@ -75,7 +81,7 @@ class RunFolder:
                 else:
                     with suppress(OSError):
                         leftover.unlink()
-            yield cls(path, told)
+            yield cls(path, told, begun)
         finally:
             os.close(handle)
 
@@ -99,6 +105,8 @@ class RunFolder:
         if step is None:
             with suppress(FileNotFoundError):
                 record.unlink()  # from here on its files are not the ones it tells of
+            if self._begun is not None:
+                self._begun(name)
             started = time.monotonic()
             facts = dict(make(paths) or {})
             seconds = round(time.monotonic() - started, 3)

@@ -260,10 +260,16 @@ class TrainStep:
     def freeze(self, layers: int | Sequence[str]) -> None:
         """Freezes the first n layers, or those whose parameters' names begin with one of these; [] frees all.
 
-        Frozen layers leave the backward pass; their norm layers use and keep their running statistics.
+        Frozen layers leave the backward pass; their norm layers use and keep their running statistics. Among the first
+        n there may be layers without parameters (upsampling, concatenation). Raises InvalidInput when nothing is left
+        to train, and for a name that no parameter begins with.
         """
-        prefixes = tuple(f"model.{i}." for i in range(layers)) if isinstance(layers, int) else tuple(layers)
         names = [slot.name for slot in self.state.slots]
+        if isinstance(layers, int):
+            first = (f"model.{i}." for i in range(layers))
+            prefixes = tuple(prefix for prefix in first if any(name.startswith(prefix) for name in names))
+        else:
+            prefixes = tuple(layers)
         chosen = {name for name in names if name.startswith(prefixes)} if prefixes else set()
         if len(chosen) == len(names):
             raise InvalidInput(f"{layers!r} freezes all {len(names)} parameters: nothing is left to train")

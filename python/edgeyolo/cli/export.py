@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calib", metavar="IMAGES", nargs="+", help=text)
     text = "other pictures to verify on (default: some of --calib that do not calibrate; val of a data.yaml)"
     parser.add_argument("--verify-on", metavar="IMAGES", nargs="+", help=text)
+    text = "do not judge the loss of mAP where the pictures to verify on have YOLO labels"
+    parser.add_argument("--no-labels", action="store_true", help=text)
     parser.add_argument("--imgsz", type=height_width, metavar="N|HxW", help="input size (default: as trained)")
     parser.add_argument(
         "--batch", type=batch_range, default=(1, 1), metavar="N|N-M", help="images of a run (default 1)"
@@ -62,8 +64,11 @@ def run(args: argparse.Namespace) -> int:
     with progress("verifying", sys.stderr) as bar:
         started = False
 
-        def advance(_step: str, done: int, total: int) -> None:
+        def advance(step: str, done: int, total: int) -> None:
             nonlocal started
+            if not total:
+                bar.line(f"{step} ...")
+                return
             if not started or done == 1:
                 bar.begin(total)
                 started = True
@@ -74,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
             precision=args.precision,
             calib=args.calib[0] if args.calib and len(args.calib) == 1 else args.calib,
             verify_on=args.verify_on,
+            labels=not args.no_labels,
             imgsz=args.imgsz,
             batch=args.batch,
             dynamic=args.dynamic,
