@@ -54,6 +54,13 @@ MUTATIONS = (
         GPU,
     ),
     (
+        "captures of other threads do not disturb our calls",
+        "cpp/cuda.cpp",
+        "    return driver.cuThreadExchangeStreamCaptureMode(&mode) == success ? mode : unknown_mode;\n",
+        "    (void)mode;\n    (void)driver;\n    return unknown_mode;\n",
+        GPU,
+    ),
+    (
         "the parameter block waits for the frame's event",
         "cpp/slot.cpp",
         "    finished_.synchronize();\n",
