@@ -325,3 +325,27 @@ def test_what_is_no_path(model: Any) -> None:
 def test_a_giant_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(edgeyolo.ManifestError, match="32767 pixels a side"):
         edgeyolo.load(mean_colour(tmp_path / "giant.onnx", size=(65536, 65536)))
+
+
+def test_arguments_without_effect_are_told(
+    tmp_path: Path, colour_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: dict[str, Any] = {"slots": 4, "graph": "off", "tf32": False, "iou": 0.3, "agnostic": True}
+    with edgeyolo.load(colour_model, **asked) as detector:
+        notes = [note for note in detector.info()["notes"] if "no effect" in note]
+    why = "has no effect: on the CPU a frame runs in the calling thread, in float32"
+    assert notes == [f"slots=4 {why}", f"graph='off' {why}", f"tf32=False {why}"]
+    assert [record.getMessage() for record in caplog.records] == [f"{colour_model.name}: {note}" for note in notes]
+    rows = np.array([[1, 2, 11, 12, 0.9, 0]], np.float32)
+    metadata = ultralytics_metadata({0: "a"}, (64, 64)) | {"end2end": "True"}
+    own_nms = constant_head(tmp_path / "rows.onnx", rows, metadata=metadata)
+    with edgeyolo.load(own_nms, iou=0.3, agnostic=True) as detector:
+        assert detector.info()["head"] == "end2end"
+        notes = [note for note in detector.info()["notes"] if "no effect" in note]
+    why = "has no effect: the network suppresses duplicates itself"
+    assert notes == [f"iou=0.3 {why}", f"agnostic=True {why}"]
+    caplog.clear()
+    for path in (colour_model, own_nms):
+        with edgeyolo.load(path) as detector:
+            assert not any("no effect" in note for note in detector.info()["notes"])
+    assert not caplog.records

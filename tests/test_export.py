@@ -14,6 +14,7 @@ import pytest
 from edgeyolo.tools import export_options
 from edgeyolo.tools.export import Export, export
 from edgeyolo.tools.export_options import Attempt, attempts
+from edgeyolo.tools.export_record import outcome_notes
 from edgeyolo.tools.files import digest
 from edgeyolo.tools.model.precision_plan import PrecisionPlan
 
@@ -192,6 +193,9 @@ def test_which_pictures_do_what(tmp_path: Path) -> None:
     assert not set(chosen.calibration) & set(chosen.verification)
     chosen = export_options.choose_images("int8", many, few)
     assert len(chosen.calibration) == 100 and {path.parent for path in chosen.verification} == {few}
+    chosen = export_options.choose_images("int8", many, None)  # a quarter is kept back
+    assert len(chosen.calibration) == 75 and len(chosen.verification) == 25 and not chosen.notes
+    assert not set(chosen.calibration) & set(chosen.verification)
     (tmp_path / "data.yaml").write_text("train: many\nval: few\nnames: [a]\n")
     chosen = export_options.choose_images("fp16", tmp_path / "data.yaml", None)
     assert {path.parent for path in chosen.calibration} == {many} and len(chosen.verification) == 20
@@ -290,6 +294,18 @@ def test_a_run_that_fails_leaves_no_older_record(run: Callable[..., tuple[Export
     with pytest.raises(ManifestError, match=r"export\.json: expected a JSON file"):
         tools.publish(result.folder, tmp_path / "models")
     assert run()[0].passed
+
+
+def test_a_slower_precision_is_told() -> None:
+    done = {
+        "passed": True,
+        "statement": "graph verified",
+        "metrics": {"milliseconds": {"reference": 10, "candidate": 41}},
+    }
+    last = {"verification": done, "precision": "int8", "attempt": "int8"}
+    assert "slower than FP32 on this CPU: 41.0 ms a picture against 10.0" in outcome_notes(last, "int8", [])[-1]
+    times["candidate"] = 11
+    assert not any("slower" in note for note in outcome_notes(last, "int8", []))
 
 
 def test_labels_are_checked_before_the_work(

@@ -113,7 +113,10 @@ def test_what_is_required_is_required_of_the_next_one_too(tmp_path: Path) -> Non
     public, to = write_keys(tmp_path / "k"), tmp_path / "to"
     publish(onnx_run(tmp_path / "run0"), to, sign_key=tmp_path / "k")
     with edgeyolo.load(to, public_key=public) as detector:
-        publish(onnx_run(tmp_path / "run1", names=OTHERS), to)
+        with pytest.raises(edgeyolo.InvalidInput, match=r"current version is signed, .*--sign.*--unsigned"):
+            publish(onnx_run(tmp_path / "run1", names=OTHERS), to)
+        assert detector.swap() is False
+        publish(onnx_run(tmp_path / "run1", names=OTHERS), to, unsigned=True)
         with pytest.raises(edgeyolo.ManifestError, match="the version is not signed"):
             detector.swap()
         publish(onnx_run(tmp_path / "run1", names=OTHERS), to, sign_key=tmp_path / "k")

@@ -36,7 +36,7 @@ Images = Path | str | Sequence[Path | str]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 CALIBRATE: dict[Precision, int] = {"fp16": 32, "int8": 128}
 """Pictures to calibrate on. FP16 needs them for the range of activations alone."""
-VERIFY = 64
+VERIFY, LEAST_VERIFY = 64, 8
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ def choose_images(precision: Precision, calib: Images | None, pictures: Images |
     """Which pictures calibrate and which verify.
 
     calib: pictures, or a data.yaml: its `train` calibrates and its `val` verifies. pictures: those to verify on.
-    Without them, pictures of `calib` that do not calibrate verify; where there are too few, the same ones do both, and
-    a note says so. Raises InvalidInput where the precision needs pictures and there are none.
+    Without them, pictures of `calib` that do not calibrate verify, at least a quarter; where there are fewer than 32,
+    the same ones do both, and a note says so. Raises InvalidInput where the precision needs pictures and has none.
     """
     notes: list[str] = []
     if calib is None:
@@ -192,16 +192,20 @@ def choose_images(precision: Precision, calib: Images | None, pictures: Images |
         if pictures is None:
             return Pictures((), (), ("no pictures were given: the graph was compared with its weights on noise only",))
         return Pictures((), tuple(find_images(pictures, at_least=1, at_most=VERIFY, split="val")), ())
-    found = find_images(calib)
-    wanted = CALIBRATE.get(precision, 0)
-    chosen = _spread(found, wanted)
-    used = {path.resolve() for path in chosen}
+    found, wanted = find_images(calib), CALIBRATE.get(precision, 0)
     if pictures is not None:
-        verification = find_images(pictures, at_least=1, at_most=VERIFY, split="val")
+        chosen, verification = _spread(found, wanted), find_images(pictures, at_least=1, at_most=VERIFY, split="val")
+    elif _is_data_yaml(calib):
+        pool, chosen = find_images(calib, split="val"), _spread(found, wanted)
+        others = _without(pool, chosen)  # a data set without `val` has its `train` here
+        verification = _spread(others if len(others) >= LEAST_VERIFY else pool, VERIFY)
     else:
-        pool = find_images(calib, split="val") if _is_data_yaml(calib) else found
-        others = [path for path in pool if path.resolve() not in used]  # a data set without `val` has its `train` here
-        verification = _spread(others if len(others) >= VERIFY // 4 else pool, VERIFY)
+        # A quarter is kept back to verify on, where that leaves enough for both.
+        kept_back = min(VERIFY, len(found) // 4)
+        enough = kept_back >= LEAST_VERIFY and wanted > 0
+        chosen = _spread(found, min(wanted, len(found) - kept_back) if enough else wanted)
+        verification = _spread(_without(found, chosen) if enough or not wanted else found, VERIFY)
+    used = {path.resolve() for path in chosen}
     both = sum(path.resolve() in used for path in verification)
     if both:
         part = "" if both == len(verification) else f"{both} of {len(verification)} pictures: "
@@ -209,6 +213,11 @@ def choose_images(precision: Precision, calib: Images | None, pictures: Images |
             f"{part}verified on the pictures that it was calibrated on: give more, or others to verify on, to be surer"
         )
     return Pictures(tuple(chosen), tuple(verification), tuple(notes))
+
+
+def _without(paths: Sequence[Path], taken: Sequence[Path]) -> list[Path]:
+    gone = {path.resolve() for path in taken}
+    return [path for path in paths if path.resolve() not in gone]
 
 
 def _is_data_yaml(images: Images) -> bool:

@@ -84,6 +84,13 @@ def outcome_notes(last: dict[str, Any], requested: str, refused: list[dict[str, 
     if done["passed"] and done["statement"] != "engine verified" and last["precision"] != "fp32":
         # Nodes in FP16 have no kernels there.
         notes.append("verified on a CPU, where ONNX Runtime computes FP16 in FP32: overflow cannot show")
+    times = done.get("metrics", {}).get("milliseconds") or {}
+    slower = times.get("candidate", 0.0) > 1.2 * times.get("reference", float("inf"))
+    if slower and done["statement"] == "graph verified":
+        notes.append(
+            f"slower than FP32 on this CPU: {times['candidate']:.1f} ms a picture against {times['reference']:.1f}; "
+            "this precision is for GPUs"
+        )
     return notes
 
 

@@ -67,12 +67,14 @@ def publish(
     sign_key: str | os.PathLike[str] | None = None,
     require: Require = "verified",
     keep: int = 3,
+    unsigned: bool = False,
 ) -> Publication:
     """Makes the models of an export run the current version of a published folder.
 
     run: a folder with `export.json`. to: the published folder; made when missing. sign_key: the PEM file of an Ed25519
     private key. require: what each model must have on record, as edgeyolo.load() takes it. keep: versions to keep, with
-    the current one, at least 2. Publishing the same run again changes nothing, or completes what was interrupted.
+    the current one, at least 2. unsigned: allows a version without a signature after one with it, which applications
+    that ask for a signature will refuse. Publishing the same run again changes nothing, or completes what was begun.
 
     Raises ManifestError for a run that does not hold together or lacks what is required, InvalidInput for arguments.
     """
@@ -85,6 +87,11 @@ def publish(
     with locked(folder):
         sweep(folder)
         history = history_of(folder)
+        if signature is None and not unsigned and history and (folder / VERSIONS / history[0] / SIGNATURE).exists():
+            raise InvalidInput(
+                f"{folder}: its current version is signed, and this one would not be: applications that ask for the "
+                "signature would not take it. Name the key (sign_key, --sign), or allow it (unsigned=True, --unsigned)"
+            )
         if not intact(folder, version):
             with staged(folder) as stage:
                 for model in manifest.models:

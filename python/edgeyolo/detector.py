@@ -20,7 +20,7 @@ from .errors import EdgeYoloError, InvalidInput
 from .handle import Handle, to_detections, to_device_detections
 from .head import HeadKind
 from .image import as_frame, as_image, is_image
-from .loading import LoadOptions, Running, start, start_current
+from .loading import DEFAULT_IOU, DEFAULT_SLOTS, LoadOptions, Running, start, start_current
 from .published import PublicKey, Require, read_current
 from .source import Frame, Source
 from .source import open as open_source
@@ -35,7 +35,7 @@ def load(
     *,
     device: str | int = "auto",
     conf: float = 0.25,
-    iou: float = 0.7,
+    iou: float = DEFAULT_IOU,
     max_det: int = 300,
     classes: Iterable[int | str] | None = None,
     agnostic: bool = False,
@@ -43,7 +43,7 @@ def load(
     names: Mapping[int, str] | Sequence[str] | None = None,
     color: Color = "bgr",
     head: HeadKind | None = None,
-    slots: int = 2,
+    slots: int = DEFAULT_SLOTS,
     graph: Literal["auto", "off"] = "auto",
     tf32: bool = True,
     allow_cpu: bool = False,
@@ -68,12 +68,15 @@ def load(
     graph: "auto" replays each frame as one CUDA graph where the engine allows it, "off" never does, for debugging.
     tf32: lets an .onnx file on a GPU multiply matrices in TensorFloat-32, which is ONNX Runtime's and torch's habit:
     faster, with results a little further from the CPU's. An engine has its precision built in.
-    allow_cpu: runs an .onnx file on the CPU, with a warning and the reason in info(), where the GPU that was asked for
-    cannot be used. Otherwise that is a DeviceError.
+    allow_cpu: runs an .onnx file on the CPU, with a warning and the reason in info()["why_cpu"], where the GPU that was
+    asked for cannot be used. Otherwise that is a DeviceError.
     require: what a published model must have on record. "verified", the default: it, or the graph that it was built
     from, was run and agreed with its reference; "executed": this very file was; "intact": no more than its digest.
     public_key: an Ed25519 public key, as the path of a PEM file or its bytes: published folders must be signed with its
     private half.
+
+    An argument other than its default that has no effect on this model (iou where the network suppresses duplicates
+    itself, slots on the CPU) is told by a warning in the log "edgeyolo", and in info()["notes"].
 
     Raises InvalidInput for an argument that cannot be used, EngineError for a file that cannot be run, ManifestError
     for a network that is no detector, DeviceError for a device that is not there.

@@ -34,9 +34,10 @@ from .published import (
 )
 from .session import OnnxSession
 
-__all__ = ["LoadOptions", "Origin", "Running", "check_file", "start", "start_current"]
+__all__ = ["DEFAULT_IOU", "DEFAULT_SLOTS", "LoadOptions", "Origin", "Running", "check_file", "start", "start_current"]
 
 MAX_SLOTS = 16
+DEFAULT_SLOTS, DEFAULT_IOU = 2, 0.7
 log = logging.getLogger("edgeyolo")
 
 
@@ -170,7 +171,7 @@ def start_file(path: Path, options: LoadOptions) -> Running:
 
 
 def settle_with(model: LoadedModel, options: LoadOptions) -> Settled:
-    return settle(
+    settled = settle(
         model,
         conf=options.conf,
         iou=options.iou,
@@ -181,6 +182,28 @@ def settle_with(model: LoadedModel, options: LoadOptions) -> Settled:
         names=options.names,
         head=options.head,
     )
+    for note in without_effect(model, settled, options):
+        settled.notes.append(note)
+        log.warning("%s: %s", model.path.name, note)
+    return settled
+
+
+def without_effect(model: LoadedModel, settled: Settled, options: LoadOptions) -> list[str]:
+    """What was asked for, other than by default, and cannot engage on this model."""
+    engine = isinstance(model, EngineModel)
+    on_cpu = "on the CPU a frame runs in the calling thread, in float32" if model.device == "cpu" else ""
+    built_in = "an engine has its precision built in" if engine else ""
+    no_gpu = "only an .onnx model can run on the CPU instead" if engine else ""
+    own_nms = "the network suppresses duplicates itself" if settled.run.head.kind == "end2end" else ""
+    asked = (
+        (f"slots={options.slots}", options.slots != DEFAULT_SLOTS, on_cpu),
+        ("graph='off'", options.graph == "off", on_cpu),
+        ("tf32=False", not options.tf32, on_cpu or built_in),
+        ("allow_cpu=True", options.allow_cpu, no_gpu),
+        (f"iou={options.iou:g}", options.iou != DEFAULT_IOU, own_nms),
+        ("agnostic=True", options.agnostic, own_nms),
+    )
+    return [f"{name} has no effect: {why}" for name, given, why in asked if given and why]
 
 
 def start_published(folder: Path, options: LoadOptions) -> Running:

@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", nargs="?", help="the folder of an export")
     parser.add_argument("--to", metavar="DIR", help="the published folder; made when missing")
     parser.add_argument("--sign", metavar="KEY", help="sign with this Ed25519 private key (a PEM file)")
+    text = "allow an unsigned version after a signed one"
+    parser.add_argument("--unsigned", action="store_true", help=text)
     parser.add_argument(
         "--keep", type=at_least_two, metavar="N", help="versions to keep, the current one among them (default 3)"
     )
@@ -49,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
     publishing = chosen == ["run_folder"]
     if len(chosen) != 1 or publishing != (args.to is not None):
         raise UsageError(HINT)
-    if not publishing and (args.sign or args.keep or args.allow_unverified):
-        raise UsageError("--sign, --keep and --allow-unverified go with RUN --to DIR")
+    if not publishing and (args.sign or args.keep or args.allow_unverified or args.unsigned):
+        raise UsageError("--sign, --unsigned, --keep and --allow-unverified go with RUN --to DIR")
+    if args.sign and args.unsigned:
+        raise UsageError("--sign and --unsigned exclude each other")
     try:
         from edgeyolo.tools.publish import publish, rollback, write_keys
     except ImportError as error:
@@ -63,7 +67,14 @@ def run(args: argparse.Namespace) -> int:
         show(rollback(args.rollback), "rolled back to")
     else:
         require: Require = "intact" if args.allow_unverified else "verified"
-        done = publish(args.run_folder, args.to, sign_key=args.sign, require=require, keep=args.keep or 3)
+        done = publish(
+            args.run_folder,
+            args.to,
+            sign_key=args.sign,
+            require=require,
+            keep=args.keep or 3,
+            unsigned=args.unsigned,
+        )
         show(done, "published" if done.changed else "already current:")
     return 0
 
