@@ -297,14 +297,11 @@ def test_a_run_that_fails_leaves_no_older_record(run: Callable[..., tuple[Export
 
 
 def test_a_slower_precision_is_told() -> None:
-    done = {
-        "passed": True,
-        "statement": "graph verified",
-        "metrics": {"milliseconds": {"reference": 10, "candidate": 41}},
-    }
+    times = {"reference": 10.0, "candidate": 41.0}
+    done = {"passed": True, "statement": "graph verified", "metrics": {"milliseconds": times}}
     last = {"verification": done, "precision": "int8", "attempt": "int8"}
     assert "slower than FP32 on this CPU: 41.0 ms a picture against 10.0" in outcome_notes(last, "int8", [])[-1]
-    times["candidate"] = 11
+    times["candidate"] = 11.0
     assert not any("slower" in note for note in outcome_notes(last, "int8", []))
 
 
