@@ -113,7 +113,10 @@ def test_runtime_modules_import_downwards_only(path: Path) -> None:
 EXPORT_STEPS = {"weights", "onnx", "silu", "calibration", "precision", "engine", "verify", "report"}
 EXPORT_SHARED = {"graph"}  # what an ONNX file says of itself
 STEP_OWNS = {"checkpoint": "weights"}  # modules that carry another name
-EXPORT_PAGES = {"export", "export_gate", "export_options", "export_record", "publish", "finetune"}
+EXPORT_PAGES = {
+    *("export", "export_gate", "export_options", "export_record", "publish"),
+    *("finetune", "finetune_loop", "finetune_options", "finetune_setup"),
+}
 
 
 def step_of(module: str) -> str:
@@ -137,8 +140,15 @@ def test_export_steps_do_not_import_each_other(path: Path) -> None:
 
 
 # The steps of fine-tuning, each with the modules that are part of it. They meet in the page alone.
-TRAIN_STEPS = {"data": set(), "augment": {"warp", "warp_triton"}, "evaluate": set(), "checkpoint": {"classes"}}
-TRAIN_SHARED = {"memory", "norm_silu"}  # how much memory there is; whether Triton is
+TRAIN_STEPS = {
+    "data": set(),
+    "augment": {"warp", "warp_triton"},
+    "evaluate": set(),
+    "checkpoint": {"classes"},
+    "log": {"log_html"},
+    "clock": set(),
+}
+TRAIN_SHARED = {"memory", "norm_silu", "curves"}  # how much memory there is; whether Triton is; drawings of metrics
 
 
 @pytest.mark.parametrize("own", sorted(TRAIN_STEPS))

@@ -1,7 +1,7 @@
 """Training and export: needs the extra `edgeyolo[tools]` (torch, and Ultralytics, which is AGPL-3.0).
 
-`edgeyolo.tools.export()`, `publish()` and `rollback()` are functions; the modules that hold them have the same names
-and are imported at the first use.
+`edgeyolo.tools.finetune()`, `export()`, `publish()` and `rollback()` are functions; the modules that hold them have the
+same names and are imported at the first use.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .export import export as export
+    from .finetune import finetune as finetune
     from .publish import publish as publish
     from .publish import rollback as rollback
 
-__all__ = ["export", "publish", "rollback"]
+__all__ = ["export", "finetune", "publish", "rollback"]
 
-HOMES = {"export": "export", "publish": "publish", "rollback": "publish"}
+HOMES = {"export": "export", "finetune": "finetune", "publish": "publish", "rollback": "publish"}
 
 
 def __getattr__(name: str) -> Any:

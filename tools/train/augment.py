@@ -44,7 +44,7 @@ class Pictures(Protocol):
     sizes: NDArray[np.int64]
     counts: NDArray[np.int64]
     first: NDArray[np.int64]
-    labels: NDArray[np.float32]
+    labels: NDArray[np.float64]
 
     def __len__(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""The command line: `edgeyolo detect | info | bench | doctor | selfcheck | demo | export | publish`.
+"""The command line: `edgeyolo detect | info | bench | doctor | selfcheck | demo | finetune | export | publish`.
 
 Exit codes: 0 fine; 1 something failed (a file, a check, the model) or the run was interrupted; 2 wrong usage.
 An error is one line on stderr, `edgeyolo: error: ...`; `--debug` adds the traceback.
@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from ..errors import EdgeYoloError, InvalidInput
-from . import bench, demo, detect, doctor, export, info, publish, selfcheck
+from . import bench, demo, detect, doctor, export, finetune, info, publish, selfcheck
 from .options import UsageError
 from .output import complain
 
@@ -102,7 +102,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in (detect, info, bench, doctor, selfcheck, demo, export, publish):
+    for module in (detect, info, bench, doctor, selfcheck, demo, finetune, export, publish):
         name = module.__name__.rpartition(".")[2]
         summary, _, details = (module.__doc__ or "").partition("\n")
         command = commands.add_parser(name, help=summary.rstrip("."), description=summary, formatter_class=formatter)

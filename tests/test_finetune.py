@@ -1,0 +1,390 @@
+"""Fine-tuning from the checkpoint to the published model: the command, kills, too little memory, other classes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from edgeyolo.examples.signs import CLASSES, dataset
+from edgeyolo.tools import finetune
+from edgeyolo.tools.finetune import FineTune
+from edgeyolo.tools.finetune_loop import Loop
+from edgeyolo.tools.train.checkpoint import load_for_training
+from edgeyolo.tools.train.step import Inputs, TrainStep
+from edgeyolo.tools.train.watch import Diverged
+
+import edgeyolo
+from edgeyolo.cli import main
+from edgeyolo.errors import DeviceError, InvalidInput
+from edgeyolo.pictures import read_picture
+from kill_harness import killed_at_random, python
+
+SIGNS = Path(__file__).resolve().parents[1] / "assets" / "signs.pt"
+SIDE = 64
+
+Told = list[str]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These nets are too small for two: the threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def signs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 and 24 pictures of 128 pixels."""
+    return dataset.write(tmp_path_factory.mktemp("data") / "signs", train=64, val=24, imgsz=128, seed=1)
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 and 4 pictures of 64 pixels: 3 steps of 4 an epoch."""
+    return dataset.write(tmp_path_factory.mktemp("data") / "few", train=12, val=4, imgsz=SIDE, seed=2)
+
+
+def tuned(few: Path, out: Path, told: Told | None = None, **changed: Any) -> FineTune:
+    options: dict[str, Any] = {"epochs": 2, "imgsz": SIDE, "batch": 4, "lr": 1e-3, "optimizer": "sgd"}
+    lines = told if told is not None else []
+    return finetune(SIGNS, few, out=out, told=lines.append, **(options | changed))
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return dict(load_for_training(path).model.state_dict())
+
+
+def same(a: Path, b: Path) -> bool:
+    one, other = weights(a), weights(b)
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def table(run: Path) -> list[dict[str, str]]:
+    with (run / "epochs.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------------------------------------ the whole way
+def test_from_the_checkpoint_to_the_published_model(
+    signs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, to = tmp_path / "run", tmp_path / "door"
+    words = ["finetune", str(SIGNS), "--data", str(signs), "--epochs", "2", "--imgsz", "128", "--batch", "16"]
+    words += ["--augment", "fliplr=0", "--out", str(run), "--then", "export,publish", "--to", str(to)]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "train: 64 of 64 pictures, " in err and "the file is empty: background" in err
+    assert "weights are updated once per 64 pictures" in err
+    assert f"{to}: published version " in out
+    assert [line.split()[0] for line in out.splitlines()[1:9]] == list(CLASSES)
+    rows = table(run)
+    assert [row["epoch"] for row in rows] == ["1", "2"] and float(rows[1]["images_per_s"]) > 1
+    assert not same(run / "last.pt", SIGNS)
+    record = json.loads((run / "export" / "export.json").read_text())
+    assert record["models"][0]["verification"]["passed"]
+    with edgeyolo.load(to) as detector:
+        assert detector.names == dict(enumerate(CLASSES)) and detector.info()["published"]["fallback"] == ""
+        pictures = sorted((signs.parent / "images" / "val").iterdir())
+        assert sum(len(detector(read_picture(path))) for path in pictures) >= 8
+    # Whoever asks again gets the same without training, and the version that is there.
+    before = (run / "best.pt").read_bytes()
+    assert main([*words, "--resume"]) == 0
+    assert "resumed: 2 of 2 epochs" in capsys.readouterr().err
+    assert (run / "best.pt").read_bytes() == before
+    assert main(words) == 2
+    assert "holds a run: resume it, or name another folder" in capsys.readouterr().err
+
+    # What is worse than the start is exported, and published only when that is asked for.
+    def from_better(loop: Loop, run: Callable[[Loop], FineTune] = Loop.run) -> FineTune:
+        return replace(run(loop), start={"map50": 1.0, "map50_95": 0.9999})
+
+    monkeypatch.setattr(Loop, "run", from_better)
+    version = (to / "current").read_bytes()
+    other = [*words[:-1], str(tmp_path / "other"), "--resume"]
+    assert main(other) == 1
+    err = capsys.readouterr().err
+    assert "not published: mAP50-95 is 0." in err and "less than 0.9999 at the start" in err
+    assert f"next: edgeyolo publish {run / 'export'} --to {tmp_path / 'other'}" in err
+    assert not (tmp_path / "other").exists() and (to / "current").read_bytes() == version
+    assert main([*other, "--publish-worse"]) == 0
+    assert (tmp_path / "other" / "current").exists()
+
+
+def test_what_a_run_leaves_behind(few: Path, tmp_path: Path) -> None:
+    told: Told = []
+    seen: list[tuple[str, int, int, float]] = []
+    result = tuned(few, tmp_path / "run", told, progress=lambda *event: seen.append(event))
+    kinds = {path.name for path in result.folder.iterdir() if not path.name.startswith(".")}
+    assert kinds == {
+        "best.pt", "last.pt", "resume.state", "log.html", "log.jsonl", "epochs.csv", "steps",
+        "precision_recall.svg", "confidence.svg", "confusion.svg",
+    }  # fmt: skip
+    assert [row["epoch"] for row in result.history] == [1, 2]
+    best = max(result.history, key=lambda row: row["map50_95"])
+    assert result.metrics.map50_95 == pytest.approx(best["map50_95"], abs=0.03)  # of the file, its weights rounded
+    assert result.start.keys() == {"map50", "map50_95"}
+    assert all(row["data_seconds"] < row["seconds"] < row["whole_seconds"] for row in result.history)
+    assert {event[0] for event in seen} == {
+        "decoding", "measuring the start", "epoch 1 of 2", "epoch 2 of 2", "measuring epoch 1", "measuring epoch 2",
+        "measuring the best",
+    }  # fmt: skip
+    assert all(rate > 0 for what, done, total, rate in seen if what.startswith("epoch"))
+    assert not list(tmp_path.rglob(".partial-*"))
+
+
+def test_frozen_layers_stay(few: Path, tmp_path: Path) -> None:
+    """Layers 11 and 12 enlarge and join maps: they have no weights."""
+    result = tuned(few, tmp_path / "run", epochs=1, freeze=13)
+    before, after = weights(SIGNS), weights(result.last)
+    changed = {key.split(".")[1] for key in before if not torch.equal(before[key], after[key])}
+    assert {"13", "23"} <= changed and not changed & set(map(str, range(13)))
+
+
+# ------------------------------------------------------------------------------------------------ kills
+CODE = """
+import os, signal, torch
+torch.set_num_threads(1)
+from edgeyolo.tools import finetune
+steps = []
+def show(what, done, total, rate):
+    if what.startswith('epoch'):
+        steps.append(done)
+        if len(steps) == {kill}:
+            os.kill(os.getpid(), signal.SIGKILL)
+print('begun', flush=True)
+finetune({weights!r}, {data!r}, epochs=2, imgsz=64, batch=4, lr=1e-3, optimizer='sgd', save_seconds=0, out={out!r},
+         resume={resume}, progress=show)
+"""
+
+
+def code(few: Path, out: Path, *, kill: int = 0, resume: bool = False) -> str:
+    return CODE.format(weights=str(SIGNS), data=str(few), out=str(out), kill=kill, resume=resume)
+
+
+def test_three_steps_and_kill_and_three_are_six(few: Path, tmp_path: Path) -> None:
+    whole = tuned(few, tmp_path / "whole")
+    run = tmp_path / "run"
+    # The state after step 4 is saved after this event: what it goes on from is step 3, the end of the first epoch.
+    killed = subprocess.run(python(code(few, run, kill=4)), capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (run / "last.pt").exists()
+    told: Told = []
+    result = tuned(few, run, told, resume=True)
+    assert "resumed: 1 of 2 epochs and 0 steps are done" in told
+    assert same(whole.last, result.last) and same(whole.best, result.best)
+    assert not same(whole.last, SIGNS)
+    figures = ("map50_95", "one-to-many box loss", "one-to-one class loss", "lr", "skipped")
+    assert [[row[key] for key in figures] for row in result.history] == [
+        [row[key] for key in figures] for row in whole.history
+    ]
+    events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [event["epoch"] for event in events if event["event"] == "epoch"] == [1, 2]
+    assert len(table(run)) == 2
+
+
+def test_a_stop_within_an_epoch_changes_no_number(few: Path, tmp_path: Path) -> None:
+    """With pictures left over and gradients that are added but not yet used."""
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def stop(what: str, done: int, total: int, rate: float) -> None:
+        if what == "epoch 1 of 2" and done == 3:
+            raise Stopped
+
+    options: dict[str, Any] = {"batch": 5, "save_seconds": 0, "optimizer": "adamw", "augment": {"mixup": 0.5}}
+    options["close_mosaic"] = 1
+    whole = tuned(few, tmp_path / "whole", **options)
+    with pytest.raises(Stopped):
+        tuned(few, tmp_path / "run", **options, progress=stop)
+    told: Told = []
+    result = tuned(few, tmp_path / "run", told, **options, resume=True)
+    assert "resumed: 0 of 2 epochs and 2 steps are done" in told
+    assert same(whole.last, result.last)
+    keys = [key for key in whole.history[0] if key.endswith("loss")]
+    assert [result.history[0][key] for key in keys] == [whole.history[0][key] for key in keys]
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments(few: Path, tmp_path: Path) -> None:
+    """A chain of kills: each run goes on with what the killed one before it left."""
+    whole = tuned(few, tmp_path / "whole")
+    run = tmp_path / "run"
+
+    def check(number: int) -> None:
+        if number == 0:
+            return
+        result = tuned(few, run, resume=run.exists())
+        assert same(whole.last, result.last) and same(whole.best, result.best)
+
+    def prepare(_: int) -> None:
+        shutil.rmtree(run, ignore_errors=True)
+
+    killed = killed_at_random(python(code(few, run)), check, kills=8, seed=3, prepare=prepare)
+    assert killed.killed == 8
+
+
+def test_resume_needs_the_same_run(few: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no run in"):
+        tuned(few, tmp_path / "run", resume=True)
+    tuned(few, tmp_path / "run", epochs=1)
+    with pytest.raises(InvalidInput, match=r"the state of another run \(options.seed: 0 then, 1 now\)"):
+        tuned(few, tmp_path / "run", epochs=1, seed=1, resume=True)
+    with pytest.raises(InvalidInput, match=r"another run \(data: "):
+        (few.parent / "labels" / "train" / "000000.txt").rename(few.parent / "kept")
+        try:
+            tuned(few, tmp_path / "run", epochs=1, resume=True)
+        finally:
+            (few.parent / "kept").rename(few.parent / "labels" / "train" / "000000.txt")
+
+
+# ------------------------------------------------------------------------------------------------ memory
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int, int], BaseException | None]], None]]:
+    """Makes steps fail: a function of (number of the call, batch) gives what to raise, or None."""
+
+    def arrange(fault: Callable[[int, int], BaseException | None]) -> None:
+        real, calls = TrainStep.run, iter(range(1000))
+
+        def run(self: TrainStep, inputs: Inputs, update: bool = True) -> None:
+            error = fault(next(calls), len(inputs.images))
+            if error is not None:
+                raise error
+            real(self, inputs, update)
+
+        monkeypatch.setattr(TrainStep, "run", run)
+
+    yield arrange
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_out_of_memory_halves_the_batch_anywhere(
+    few: Path, tmp_path: Path, failing: Any, error: type[BaseException]
+) -> None:
+    failing(lambda number, batch: error("no words that anybody looks for") if number >= 4 and batch > 2 else None)
+    told: Told = []
+    result = tuned(few, tmp_path / "run", told, epochs=3)  # in the second step of the second epoch
+    assert "out of memory in epoch 2: it begins anew with half the batch, 2" in told
+    assert [(row["epoch"], row["batch"]) for row in result.history] == [(1, 4), (2, 2), (3, 2)]
+    assert not same(result.last, SIGNS)
+
+
+def test_another_error_is_not_taken_for_it(few: Path, tmp_path: Path, failing: Any) -> None:
+    failing(lambda number, batch: RuntimeError("CUDA out of memory, says the text"))
+    with pytest.raises(RuntimeError, match="says the text"):
+        tuned(few, tmp_path / "run")
+
+
+def test_not_even_one_picture(few: Path, tmp_path: Path, failing: Any) -> None:
+    failing(lambda number, batch: MemoryError())
+    told: Told = []
+    with pytest.raises(DeviceError, match="not even one picture of 64 pixels fits"):
+        tuned(few, tmp_path / "run", told)
+    assert [line.split(", ")[-1] for line in told if line.startswith("out of memory")] == ["2", "1"]
+    assert "error" in json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+
+
+# ------------------------------------------------------------------------------------------------ values
+def test_an_overflow_in_half_precision_is_named_and_left(few: Path, tmp_path: Path) -> None:
+    """A filter whose output float32 can and float16 cannot hold: the norm behind it makes it the same function."""
+    checkpoint = torch.load(SIGNS, map_location="cpu", weights_only=False)
+    model = checkpoint["model"].float()
+    layer, factor = model.model[1], 1e5
+    layer.conv.weight.data *= factor
+    layer.bn.running_mean *= factor
+    layer.bn.running_var *= factor**2
+    torch.save({**checkpoint, "model": model}, tmp_path / "large.pt")
+    told: Told = []
+    result = finetune(
+        tmp_path / "large.pt", few, out=tmp_path / "run", epochs=1, imgsz=SIDE, batch=4, amp="fp16", told=told.append
+    )
+    line = next(line for line in told if "the first:" in line)
+    assert line.startswith("epoch 1: a loss is not finite; the first: step 0: the output of model.1.conv (Conv2d): ")
+    assert line.endswith("From here on amp is off; the epoch begins anew")
+    assert [row["amp"] for row in result.history] == ["off"]
+    assert result.metrics.map50_95 >= 0
+
+
+def test_values_that_are_not_finite_in_full_precision_end_the_run(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = TrainStep.evaluate, iter(range(1000))
+
+    def evaluate(self: TrainStep, inputs: Inputs) -> Any:
+        if inputs.targets.sum() and next(calls) >= 4:  # from the second step of the second epoch on
+            self.model.model[2].cv1.bn.weight.data[0] = torch.nan
+        return real(self, inputs)
+
+    monkeypatch.setattr(TrainStep, "evaluate", evaluate)
+    with pytest.raises(Diverged, match=r"epoch 2: .* step [345]: the weight of model\.2\.cv1\.bn: 1 NaN of"):
+        tuned(few, tmp_path / "run")
+    assert (tmp_path / "run" / "best.pt").exists()
+
+
+# ------------------------------------------------------------------------------------------------ classes, time, rules
+def test_a_new_class(few: Path, tmp_path: Path) -> None:
+    text = few.read_text().rstrip("\n") + "\n  8: bollard\n"
+    data = few.parent / "nine.yaml"
+    data.write_text(text)
+    told: Told = []
+    result = finetune(SIGNS, data, out=tmp_path / "run", epochs=1, imgsz=SIDE, batch=4, told=told.append)
+    assert "new classes, from nothing: bollard" in told
+    assert any(line.startswith("musgd, learning rate 0.01 (auto: 1 new classes)") for line in told)
+    assert load_for_training(result.best).names == {**dict(enumerate(CLASSES)), 8: "bollard"}
+    assert list(result.metrics.classes) == list(range(9))
+
+
+def test_a_time_budget(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of our own: 1 s a look, so that the numbers are known."""
+    told: Told = []
+    ticks = iter(range(10_000))
+
+    for page in ("finetune", "finetune_loop"):
+        ours = SimpleNamespace(monotonic=lambda: float(next(ticks)))
+        monkeypatch.setattr(sys.modules[f"edgeyolo.tools.{page}"], "clock", ours)
+    result = tuned(few, tmp_path / "run", told, epochs=None, time=150.0, lr=0.01)
+    spent = next(ticks)
+    rates = [row["lr"] for row in result.history]
+    assert 5 <= len(rates) < 40 and 120 < spent <= 150, (len(rates), spent)
+    assert rates[-1] < 0.5 * max(rates)  # it has fallen with the time
+
+
+def test_the_time_is_up_within_an_epoch(few: Path, tmp_path: Path) -> None:
+    told: Told = []
+    result = tuned(few, tmp_path / "run", told, time=1e-3, save_seconds=0)
+    assert "the time is up in epoch 1, after 1 of 3 steps" in told
+    assert len(result.history) == 1 and result.best.exists()
+
+
+def test_wrong_words(few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = ["finetune", str(SIGNS), "--data", str(few), "--out", str(tmp_path / "run")]
+    for words, told in (
+        (["--then", "publish"], "expected export or export,publish"),
+        (["--then", "export,publish"], "go together"),
+        (["--to", "door"], "go together"),
+        (["--imgsz", "65"], "imgsz must be a multiple of the stride 32, found 65"),
+        (["--augment", "fliplr"], "expected KEY=NUMBER"),
+        (["--time", "soon"], "expected a time such as"),
+    ):
+        assert main([*begin, *words]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_left_over_files_say_nothing_of_this_machine(few: Path, tmp_path: Path) -> None:
+    result = tuned(few, tmp_path / "run", epochs=1)
+    for path in (result.best, result.last):
+        assert os.fsencode(tmp_path) not in path.read_bytes()

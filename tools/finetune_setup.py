@@ -1,0 +1,132 @@
+"""What comes before the loop of a fine-tuning: labels checked, memory planned, pictures decoded, rates chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from edgeyolo.errors import InvalidInput
+
+from .dataset import LabelReport, check_labels, read_data
+from .files import digest_of
+from .finetune_options import NBS, FineTuneOptions, Rates, choose_amp, choose_rates
+from .train.augment import Augment
+from .train.checkpoint import Loaded, load_for_training
+from .train.data import Place, TrainData
+from .train.loss import bucket
+from .train.memory import free_memory, memory_plan, model_facts
+from .train.norm_silu import have_triton
+
+__all__ = ["Progress", "Setup", "Told", "set_up"]
+
+DEFAULT_IMGSZ = 640
+
+Told = Callable[[str], None]
+Progress = Callable[[str, int, int, float], None]
+"""(what is being done, done, of all, images per second or 0)."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """model: opens the checkpoint anew, with the classes of the data. identity: what a resumed run must have in common
+    with this one, as JSON values."""
+
+    model: Callable[[], Any]
+    names: dict[int, str]
+    imgsz: int
+    device: torch.device
+    data: TrainData
+    augment: Augment
+    val: LabelReport
+    data_name: str
+    batch: int
+    amp: Literal["fp16", "bf16", "off"]
+    epochs: int
+    rates: Rates
+    identity: dict[str, Any]
+
+
+def set_up(
+    weights: Path, file: Path, options: FineTuneOptions, folder: Path, device: str, trust: bool, say: Told,
+    show: Progress,
+) -> Setup:  # fmt: skip
+    """Tells every decision. Raises InvalidInput and ManifestError for what cannot be used."""
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    given = read_data(file)
+
+    def opened() -> Loaded:
+        return load_for_training(weights, given.names, trust=trust)
+
+    loaded = opened()
+    imgsz = image_size(options.imgsz, loaded)
+    for line in (*given.notes, *loaded.lines):
+        say(line)
+    train = labels("train", given.train, given.names, say)
+    # A picture that cannot be read would end a validation: these are few, so all of each file is looked at.
+    val = labels("val", given.val, given.names, say, decode=True)
+    amp = choose_amp(options.amp, where.type == "cuda")
+    facts = model_facts(loaded.model, amp=amp, fused_norm=where.type == "cuda" and have_triton())
+    plan = memory_plan(facts, options.batch, imgsz, len(train.pictures), free_memory(where))
+    say(str(plan))
+    data = decode(train, imgsz, where, plan.place, folder, say, show)
+    epochs = options.epochs_for(-(-len(data) // plan.batch))
+    known = set(load_for_training(weights, trust=trust).names.values())
+    new = len(set(given.names.values()) - known)
+    rates = choose_rates(options, -(-len(data) // max(plan.batch, NBS)) * epochs, len(given.names), new)
+    say(f"{rates.optimizer}, learning rate {rates.lr:g} ({rates.why}); weights are updated once per {NBS} pictures")
+    return Setup(
+        model=lambda: opened().model,
+        names=given.names,
+        imgsz=imgsz,
+        device=where,
+        data=data,
+        augment=Augment(imgsz, seed=options.seed, pad=bucket, **options.augment),
+        val=val,
+        data_name=file.name,
+        batch=plan.batch,
+        amp=amp,
+        epochs=epochs,
+        rates=rates,
+        identity={
+            "weights": loaded.sha256,
+            "data": digest_of([data.digest, [path.name for path in val.pictures]]),
+            "options": options.identity(),
+        },
+    )
+
+
+def image_size(asked: int | None, loaded: Loaded) -> int:
+    """A square, as large as the longer side that the checkpoint was trained for."""
+    if asked is None:
+        longer = max(loaded.imgsz or (DEFAULT_IMGSZ,))
+        return -(-longer // loaded.stride) * loaded.stride
+    if asked % loaded.stride:
+        raise InvalidInput(f"imgsz must be a multiple of the stride {loaded.stride}, found {asked}")
+    return asked
+
+
+def labels(
+    split: str, pictures: Sequence[Path], names: dict[int, str], say: Told, *, decode: bool = False
+) -> LabelReport:
+    report = check_labels(pictures, names, decode=decode)
+    for line in f"{split}: {report.table()}".splitlines():
+        say(line)
+    return report
+
+
+def decode(
+    report: LabelReport, imgsz: int, device: torch.device, place: Place, folder: Path, say: Told, show: Progress
+) -> TrainData:
+    """The pictures, decoded once. Those that decoding finds to be broken are told."""
+    data = TrainData(
+        report.pictures, report.labels, imgsz, device=device, place=place, folder=folder,
+        progress=lambda done, total: show("decoding", done, total, 0.0),
+    )  # fmt: skip
+    say(f"{len(data)} pictures, decoded in {data.seconds:.1f} s")
+    for file, why in data.problems:
+        say(f"{file}: {why}: picture left out")
+    return data
