@@ -37,6 +37,33 @@ def test_info(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^names +0 red, 1 green light, 2 blue$", out, re.MULTILINE)
 
 
+def test_what_the_model_does_not_say(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> Any:
+        assert main(["info", model, "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)["names"]
+
+    listed = tmp_path / "names.txt"
+    listed.write_text("stop\ngo \nwait\n\n")
+    assert shown("--names", str(listed)) == {"0": "stop", "1": "go", "2": "wait"}
+    assert shown("--names", "a, b,c") == {"0": "a", "1": "b", "2": "c"}
+    # The head, and what a published folder must have, reach the loader.
+    for words, told in (
+        (["--head", "yolov5"], "no detection head fits"),
+        (["--public-key", str(tmp_path / "no.pem")], "public_key"),
+        (["--names", "a,b"], "2 classes"),
+    ):
+        assert main(["info", model, *words]) != 0
+        assert told in capsys.readouterr().err
+    listed.write_text("stop\n\nwait\n")
+    for text, told in (
+        ("no.txt", "there is no file no.txt"),
+        (str(listed), "a name for each class"),
+        ("", "each class"),
+    ):
+        assert main(["detect", "a.jpg", "--names", text]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_bench(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", model, "--source", str(folder / "b_good.png"), "--frames", "20", "--fps", "200"]
     assert main([*arguments, "--json"]) == 0

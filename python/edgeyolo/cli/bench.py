@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput, SourceError
 from .machine import machine
-from .options import add_device, add_imgsz, add_json, height_width, positive
+from .options import add_device, add_imgsz, add_json, add_reading, height_width, positive, reading
 from .output import printable, say, table
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ WARM_UP = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "an .onnx, .engine or .plan file (default: the traffic signs that ship with edgeyolo)"
+    text = "an .onnx, .engine or .plan file, or a published folder (default: the traffic signs that ship with edgeyolo)"
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
     picture = parser.add_mutually_exclusive_group()
     picture.add_argument("--source", metavar="IMAGE", help="a picture to run on")
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fps", type=positive(float), default=30.0, metavar="F", help="pace of a camera (default 30)")
     add_imgsz(parser)
     add_device(parser)
+    add_reading(parser)
     text = "of a TensorRT engine: run each frame as a CUDA graph where it can (auto), or never"
     parser.add_argument("--graph", choices=("auto", "off"), default="auto", help=text)
     text = "images that a GPU works on at once (default 2)"
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     image = read_picture(args.source) if args.source else random_picture(*args.size)
     model = args.model or edgeyolo.demo_model()
     options = {"device": args.device, "imgsz": args.imgsz, "graph": args.graph, "slots": args.slots}
+    options |= reading(args)
     with edgeyolo.load(model, **options) as detector:
         for _ in range(WARM_UP):
             found = detector(image)

@@ -37,7 +37,17 @@ from typing import TYPE_CHECKING
 from ..errors import SourceError
 from ..video import redacted
 from .files import JsonDocument
-from .options import UsageError, add_device, add_imgsz, class_key, fraction, positive, usable_folder
+from .options import (
+    UsageError,
+    add_device,
+    add_imgsz,
+    add_reading,
+    class_key,
+    fraction,
+    positive,
+    reading,
+    usable_folder,
+)
 from .output import Progress, progress, say
 from .results import Keeper, NotSavedError, ResultFolder
 from .window import Window
@@ -53,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sources", nargs="+", metavar="SOURCE", help="picture, folder, glob, video, camera (0, /dev/video0) or address")
     add(
         "--model",
-        metavar="FILE",
-        help="an .onnx, .engine or .plan file (default: the traffic signs that ship with edgeyolo)",
+        metavar="MODEL",
+        help="an .onnx, .engine or .plan file, or a published folder (default: the traffic signs that ship here)",
     )
     add("--conf", type=fraction, default=0.25, metavar="C", help="a box's score is above it (default 0.25)")
     add("--iou", type=fraction, default=0.7, metavar="U", help="boxes that overlap more are one (default 0.7)")
@@ -63,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--agnostic", action="store_true", help="boxes of different classes suppress each other too")
     add_imgsz(parser)
     add_device(parser)
+    add_reading(parser)
     add("--save", type=usable_folder, metavar="DIR", help="write the drawn pictures and videos there")
     add("--txt", action="store_true", help="write label files beside the saved pictures")
     add("--json", metavar="FILE", help="write every result into one JSON document (- for stdout)")
@@ -79,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     model = args.model or edgeyolo.demo_model()
     options = {name: getattr(args, name) for name in ("conf", "iou", "max_det", "classes", "agnostic")}
     with contextlib.ExitStack() as stack:
-        detector = stack.enter_context(edgeyolo.load(model, device=args.device, imgsz=args.imgsz, **options))
+        detector = stack.enter_context(
+            edgeyolo.load(model, device=args.device, imgsz=args.imgsz, **reading(args), **options)
+        )
         document = None
         if args.json:
             head = {

@@ -37,6 +37,8 @@ OPTIONAL = (
     ("torch", ("torch",), "export and fine-tuning", TOOLS),
     ("ultralytics", ("ultralytics-opencv-headless", "ultralytics"), "export and fine-tuning", TOOLS),
     ("onnx", ("onnx",), "export", TOOLS),
+    ("modelopt", ("nvidia-modelopt",), "export in FP16 and INT8", TOOLS),
+    ("cryptography", ("cryptography",), "signed models", "pip install 'edgeyolo[sign]'"),
 )
 
 IMPORT_ONNXRUNTIME = "import onnxruntime; print(', '.join(onnxruntime.get_available_providers()))"

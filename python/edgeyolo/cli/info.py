@@ -6,20 +6,21 @@ import argparse
 import json
 from typing import Any
 
-from .options import add_device, add_json
+from .options import add_device, add_json, add_reading, reading
 from .output import say, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="an .onnx, .engine or .plan file")
+    parser.add_argument("model", metavar="MODEL", help="an .onnx, .engine or .plan file, or a published folder")
     add_device(parser)
+    add_reading(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     import edgeyolo
 
-    with edgeyolo.load(args.model, device=args.device) as detector:
+    with edgeyolo.load(args.model, device=args.device, **reading(args)) as detector:
         facts = detector.info()
     if args.json:
         say(json.dumps(facts, indent=2, default=str))

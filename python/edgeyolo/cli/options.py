@@ -7,16 +7,22 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_args
+
+from ..head import HeadKind
+from ..published import Require
 
 __all__ = [
     "UsageError",
     "add_device",
     "add_imgsz",
     "add_json",
+    "add_reading",
     "class_key",
     "fraction",
     "height_width",
     "positive",
+    "reading",
     "usable_folder",
 ]
 
@@ -38,6 +44,23 @@ def add_imgsz(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--imgsz", type=height_width, metavar="N|HxW", help=text)
 
 
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """What the model's file or folder does not say by itself, or has to prove. See `reading()`."""
+    text = "class names, from 0 on: a text file with one on each line, or the names with commas between them"
+    parser.add_argument("--names", type=class_names, metavar="FILE|A,B,C", help=text)
+    text = "layout of the network's output, where its shape does not tell"
+    parser.add_argument("--head", choices=get_args(HeadKind), help=text)
+    text = "what a published model must have on record (default verified)"
+    parser.add_argument("--require", choices=get_args(Require), help=text)
+    text = "a PEM file: a published model must be signed with the private half of this Ed25519 key"
+    parser.add_argument("--public-key", metavar="FILE", help=text)
+
+
+def reading(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `load()` that `add_reading()` asks for."""
+    return {name: getattr(args, name) for name in ("names", "head", "require", "public_key")}
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
 
@@ -45,6 +68,23 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def class_key(text: str) -> int | str:
     """argparse type: a class by its id or its name."""
     return int(text) if text.isdecimal() else text
+
+
+def class_names(text: str) -> list[str]:
+    """argparse type: the lines of a file, or words between commas."""
+    path = Path(text)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else text.split(",")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no path at all
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+    names = [line.strip() for line in lines]
+    while names and not names[-1]:
+        names.pop()
+    if not names or not all(names):
+        raise argparse.ArgumentTypeError(f"expected a name for each class, found {names!r}")
+    if len(names) == 1 and (path.suffix or len(path.parts) > 1):
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return names
 
 
 def fraction(text: str) -> float:
