@@ -1,15 +1,14 @@
-"""Fine-tuning from the checkpoint to the published model: the command, kills, too little memory, other classes."""
+"""Fine-tuning from the checkpoint to the published model: the command, kills, other classes."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,65 +16,21 @@ from typing import Any
 
 import pytest
 import torch
-from edgeyolo.examples.signs import CLASSES, dataset
+from edgeyolo.examples.signs import CLASSES
 from edgeyolo.tools import finetune
 from edgeyolo.tools.finetune import FineTune
 from edgeyolo.tools.finetune_loop import Loop
 from edgeyolo.tools.train.checkpoint import load_for_training
-from edgeyolo.tools.train.step import Inputs, TrainStep
-from edgeyolo.tools.train.watch import Diverged
 
 import edgeyolo
 from edgeyolo.cli import main
-from edgeyolo.errors import DeviceError, InvalidInput
+from edgeyolo.errors import InvalidInput
 from edgeyolo.pictures import read_picture
+from finetune_small import SIDE, SIGNS, Told, same, table, tuned, weights
 from kill_harness import killed_at_random, python
 
-SIGNS = Path(__file__).resolve().parents[1] / "assets" / "signs.pt"
-SIDE = 64
-
-Told = list[str]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These nets are too small for two: the threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def signs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 and 24 pictures of 128 pixels."""
-    return dataset.write(tmp_path_factory.mktemp("data") / "signs", train=64, val=24, imgsz=128, seed=1)
-
-
-@pytest.fixture(scope="session")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 and 4 pictures of 64 pixels: 3 steps of 4 an epoch."""
-    return dataset.write(tmp_path_factory.mktemp("data") / "few", train=12, val=4, imgsz=SIDE, seed=2)
-
-
-def tuned(few: Path, out: Path, told: Told | None = None, **changed: Any) -> FineTune:
-    options: dict[str, Any] = {"epochs": 2, "imgsz": SIDE, "batch": 4, "lr": 1e-3, "optimizer": "sgd"}
-    lines = told if told is not None else []
-    return finetune(SIGNS, few, out=out, told=lines.append, **(options | changed))
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return dict(load_for_training(path).model.state_dict())
-
-
-def same(a: Path, b: Path) -> bool:
-    one, other = weights(a), weights(b)
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
-def table(run: Path) -> list[dict[str, str]]:
-    with (run / "epochs.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+pytest_plugins = ("finetune_fixtures",)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ------------------------------------------------------------------------------------------------ the whole way
@@ -252,89 +207,6 @@ def test_resume_needs_the_same_run(few: Path, tmp_path: Path) -> None:
             (few.parent / "kept").rename(few.parent / "labels" / "train" / "000000.txt")
 
 
-# ------------------------------------------------------------------------------------------------ memory
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int, int], BaseException | None]], None]]:
-    """Makes steps fail: a function of (number of the call, batch) gives what to raise, or None."""
-
-    def arrange(fault: Callable[[int, int], BaseException | None]) -> None:
-        real, calls = TrainStep.run, iter(range(1000))
-
-        def run(self: TrainStep, inputs: Inputs, update: bool = True) -> None:
-            error = fault(next(calls), len(inputs.images))
-            if error is not None:
-                raise error
-            real(self, inputs, update)
-
-        monkeypatch.setattr(TrainStep, "run", run)
-
-    yield arrange
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
-def test_out_of_memory_halves_the_batch_anywhere(
-    few: Path, tmp_path: Path, failing: Any, error: type[BaseException]
-) -> None:
-    failing(lambda number, batch: error("no words that anybody looks for") if number >= 4 and batch > 2 else None)
-    told: Told = []
-    result = tuned(few, tmp_path / "run", told, epochs=3)  # in the second step of the second epoch
-    assert "out of memory in epoch 2: it begins anew with half the batch, 2" in told
-    assert [(row["epoch"], row["batch"]) for row in result.history] == [(1, 4), (2, 2), (3, 2)]
-    assert not same(result.last, SIGNS)
-
-
-def test_another_error_is_not_taken_for_it(few: Path, tmp_path: Path, failing: Any) -> None:
-    failing(lambda number, batch: RuntimeError("CUDA out of memory, says the text"))
-    with pytest.raises(RuntimeError, match="says the text"):
-        tuned(few, tmp_path / "run")
-
-
-def test_not_even_one_picture(few: Path, tmp_path: Path, failing: Any) -> None:
-    failing(lambda number, batch: MemoryError())
-    told: Told = []
-    with pytest.raises(DeviceError, match="not even one picture of 64 pixels fits"):
-        tuned(few, tmp_path / "run", told)
-    assert [line.split(", ")[-1] for line in told if line.startswith("out of memory")] == ["2", "1"]
-    assert "error" in json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
-
-
-# ------------------------------------------------------------------------------------------------ values
-def test_an_overflow_in_half_precision_is_named_and_left(few: Path, tmp_path: Path) -> None:
-    """A filter whose output float32 can and float16 cannot hold: the norm behind it makes it the same function."""
-    checkpoint = torch.load(SIGNS, map_location="cpu", weights_only=False)
-    model = checkpoint["model"].float()
-    layer, factor = model.model[1], 1e5
-    layer.conv.weight.data *= factor
-    layer.bn.running_mean *= factor
-    layer.bn.running_var *= factor**2
-    torch.save({**checkpoint, "model": model}, tmp_path / "large.pt")
-    told: Told = []
-    result = finetune(
-        tmp_path / "large.pt", few, out=tmp_path / "run", epochs=1, imgsz=SIDE, batch=4, amp="fp16", told=told.append
-    )
-    line = next(line for line in told if "the first:" in line)
-    assert line.startswith("epoch 1: a loss is not finite; the first: step 0: the output of model.1.conv (Conv2d): ")
-    assert line.endswith("From here on amp is off; the epoch begins anew")
-    assert [row["amp"] for row in result.history] == ["off"]
-    assert result.metrics.map50_95 >= 0
-
-
-def test_values_that_are_not_finite_in_full_precision_end_the_run(
-    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = TrainStep.evaluate, iter(range(1000))
-
-    def evaluate(self: TrainStep, inputs: Inputs) -> Any:
-        if inputs.targets.sum() and next(calls) >= 4:  # from the second step of the second epoch on
-            self.model.model[2].cv1.bn.weight.data[0] = torch.nan
-        return real(self, inputs)
-
-    monkeypatch.setattr(TrainStep, "evaluate", evaluate)
-    with pytest.raises(Diverged, match=r"epoch 2: .* step [345]: the weight of model\.2\.cv1\.bn: 1 NaN of"):
-        tuned(few, tmp_path / "run")
-    assert (tmp_path / "run" / "best.pt").exists()
-
-
 # ------------------------------------------------------------------------------------------------ classes, time, rules
 def test_a_new_class(few: Path, tmp_path: Path) -> None:
     text = few.read_text().rstrip("\n") + "\n  8: bollard\n"
@@ -374,8 +246,7 @@ def test_wrong_words(few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     begin = ["finetune", str(SIGNS), "--data", str(few), "--out", str(tmp_path / "run")]
     for words, told in (
         (["--then", "publish"], "expected export or export,publish"),
-        (["--then", "export,publish"], "go together"),
-        (["--to", "door"], "go together"),
+        (["--to", "door"], "add --then export,publish"),
         (["--imgsz", "65"], "imgsz must be a multiple of the stride 32, found 65"),
         (["--augment", "fliplr"], "expected KEY=NUMBER"),
         (["--time", "soon"], "expected a time such as"),

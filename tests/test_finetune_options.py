@@ -34,7 +34,7 @@ def test_time_texts(text: str, value: float) -> None:
         ({"epochs": True}, "epochs must be a whole number from 1 up, found True"),
         ({"time": 0.0}, "time must be above 0"),
         ({"then": ("publish",)}, "then must be 'export' or 'export', 'publish'; found publish"),
-        ({"then": ("export", "publish")}, "publishing needs both"),
+        ({"publish_to": Path("door")}, "put 'publish' into then too"),
         ({"augment": {"flip": 0.5}}, "augment: no setting 'flip'; there are .*fliplr"),
         ({"augment": {"fliplr": 2}}, "fliplr goes from 0 to 1"),
     ],

@@ -1,4 +1,4 @@
-"""The tables of docs/training-step.md are those of the results."""
+"""The tables of docs/training-step.md and docs/finetune.md are those of the results."""
 
 from __future__ import annotations
 
@@ -21,6 +21,33 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_page_shows_the_results() -> None:
     done = run("--check")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_of_fine_tuning_shows_the_results(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("finetune_tables.py")
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    page, rows = tmp_path / "page.md", tmp_path / "finetune_speed.jsonl"
+    page.write_text("<!-- table speed -->\n<!-- end -->\n", encoding="utf-8")
+    both = {"batch": 16, "round": 0, "data_s": 0.04, "rest of the epochs_s": 1.84, "whole_s": 11.44}
+    lines = [
+        {"section": "batch16", "event": "begin"},
+        {"section": "batch16", "side": "ultralytics", "images_per_s": 145.4, "epochs_s": [15.0, 13.1], **both},
+        {
+            "section": "batch16",
+            "side": "edgeyolo",
+            "images_per_s": 1000.6,
+            "epochs_s": [2, 1],
+            "decoding_s": 1.5,
+            **both,
+        },
+        {"section": "batch16", "what": "times as fast", "ratio": 6.881, "lowest": 6.5, "highest": 7.0},
+    ]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    subprocess.run([sys.executable, script, "--results", tmp_path, "--page", page], check=True, timeout=60)
+    text = page.read_text(encoding="utf-8")
+    assert "| 16 | Ultralytics | 0 | 145 | 15.00, 13.10 | in the start | 0.04 | 1.8 | 11.4 |  |" in text
+    assert "| 16 | edgeyolo | 0 | 1001 | 2.00, 1.00 | 1.50 | 0.04 | 1.8 | 11.4 | **6.88x** (6.50 to 7.00) |" in text
 
 
 def test_a_later_run_of_a_section_replaces_its_table_alone(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def finetune(
     tools.train.augment.Augment, such as {"fliplr": 0} where a mirrored object is another one.
     out: the run folder, runs/finetune/WEIGHTS-DATA by default. resume: go on with the run in it. save_seconds: between
     two resume states within an epoch; 0: after each step.
-    then: "export", "publish": in `precision`, to the folder `publish_to`; with a lower mAP50-95 than that of the start
-    only if publish_worse.
+    then: "export", "publish": in `precision`, to the folder `publish_to`, by default "published" in the run folder; a
+    model of lower mAP50-95 than that of the start only if publish_worse.
     device: "auto", "cpu", "cuda:0". told: called with a line of text for each decision. progress: see Progress.
 
     On a CPU equal arguments give equal weights, interrupted or not. Raises InvalidInput for arguments and data that
@@ -102,12 +102,13 @@ def finetune(
             progress=lambda step, count, total: show(f"{step} the export", count, total, 0.0),
         )  # fmt: skip
         done = replace(done, export=made)
-        if options.publish_to is None:
+        if "publish" not in options.then:
             return done
         why = made.statement if not made.passed else "" if publish_worse else done.worse()
         if why:
             say(f"not published: {why}")
             return done
-        done = replace(done, publication=publish(made.folder, options.publish_to))
-        say(f"published in {options.publish_to}")
+        to = options.publish_to or folder / "published"
+        done = replace(done, publication=publish(made.folder, to))
+        say(f"published in {to}")
         return done

@@ -84,15 +84,13 @@ class Loop:
 
     def run(self) -> FineTune:
         self.make_step(self.safe.get("step"))
-        if not self.start:
-            self.start = means(self.measure("the start"))
-            self.say(f"start: {described(self.start)}")
-            self.safe = self.state()
-            self.save(self.safe)
         self.closed = clock.monotonic()
-        while self.epoch < self.epochs:
+        while self.epoch < self.epochs or not self.start:
             wrong: Exception | None = None
             try:
+                if not self.start:
+                    self.measure_start()
+                    continue
                 pictures, seconds = self.train_epoch()
                 metrics = self.measure(f"epoch {self.epoch + 1}")
             except (NotFinite, *OUT_OF_MEMORY) as error:
@@ -105,6 +103,13 @@ class Loop:
             else:
                 self.close_epoch(metrics, pictures, seconds)
         return self.finish()
+
+    def measure_start(self) -> None:
+        self.start = means(self.measure("the start"))
+        self.say(f"start: {described(self.start)}")
+        self.safe = self.state()
+        self.save(self.safe)
+        self.closed = clock.monotonic()
 
     def train_epoch(self) -> tuple[int, float]:
         """The rest of an epoch: pictures and seconds. Nothing in it waits for the device but a look now and then."""
@@ -176,6 +181,7 @@ class Loop:
     def finish(self) -> FineTune:
         """Measures what is left behind: the file, with its weights in half precision."""
         self.save_model(LAST, None)
+        self.drop_step()  # its memory is needed no more
         best = self.folder / BEST
         made = load_for_training(best).model.to(self.setup.device)
         metrics = self.validation(made, lambda done, total: self.show("measuring the best", done, total, 0.0))
@@ -192,10 +198,7 @@ class Loop:
     # ---------------------------------------------------------------------------------------------------- the step
     def make_step(self, saved: dict[str, Any] | None) -> None:
         """A step for the present batch, precision and place in the run, with what the run has learned so far."""
-        vars(self).pop("step", None)
-        gc.collect()
-        if self.setup.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.drop_step()
         self.steps = -(-len(self.setup.data) // self.batch)
         self.most_epochs = max(self.epochs, self.options.epochs_for(self.steps))
         self.accumulate = max(min(round(NBS / self.batch), self.steps * self.epochs), 1)
@@ -216,6 +219,12 @@ class Loop:
             self.setup.val.pictures, self.setup.val.labels, self.setup.names, imgsz=self.setup.imgsz,
             batch=min(self.batch, VALIDATION_BATCH),
         )  # fmt: skip
+
+    def drop_step(self) -> None:
+        vars(self).pop("step", None)
+        gc.collect()
+        if self.setup.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def table(self, groups: list[ParamGroup]) -> Any:
         """The schedule, as long as it may become; rows behind the run's end are never read."""
@@ -293,8 +302,8 @@ class Loop:
             )
         self.batch //= 2
         self.say(f"out of memory in epoch {self.epoch + 1}: it begins anew with half the batch, {self.batch}")
-        self.epoch, self.position = self.safe["epoch"], 0
-        self.make_step(self.safe["step"])
+        self.epoch, self.position = self.safe.get("epoch", 0), 0  # nothing is safe yet where the start did not fit
+        self.make_step(self.safe.get("step"))
         self.step.reset_sums()
 
     def leave_half_precision(self, seen: NotFinite) -> None:

@@ -64,8 +64,8 @@ class FineTuneOptions:
                 raise InvalidInput(f"{name} must be above 0, found {value!r}")
         if self.then not in ((), ("export",), ("export", "publish")):
             raise InvalidInput(f"then must be 'export' or 'export', 'publish'; found {', '.join(self.then)}")
-        if ("publish" in self.then) != (self.publish_to is not None):
-            raise InvalidInput("publishing needs both: 'publish' in then, and the folder in publish_to (--to)")
+        if self.publish_to is not None and "publish" not in self.then:
+            raise InvalidInput("publish_to (--to) is the folder of what is published: put 'publish' into then too")
         known = {item.name for item in fields(Augment)} - {"imgsz", "seed", "pad"}
         for name in self.augment:
             if name not in known:

@@ -20,6 +20,7 @@ from .train.data import Place, TrainData
 from .train.loss import bucket
 from .train.memory import free_memory, memory_plan, model_facts
 from .train.norm_silu import have_triton
+from .train.watch import OUT_OF_MEMORY
 
 __all__ = ["Progress", "Setup", "Told", "set_up"]
 
@@ -121,12 +122,22 @@ def labels(
 def decode(
     report: LabelReport, imgsz: int, device: torch.device, place: Place, folder: Path, say: Told, show: Progress
 ) -> TrainData:
-    """The pictures, decoded once. Those that decoding finds to be broken are told."""
-    data = TrainData(
-        report.pictures, report.labels, imgsz, device=device, place=place, folder=folder,
-        progress=lambda done, total: show("decoding", done, total, 0.0),
-    )  # fmt: skip
-    say(f"{len(data)} pictures, decoded in {data.seconds:.1f} s")
+    """The pictures, decoded once; where they do not fit after all, in the next place. Those that decoding finds to be
+    broken are told."""
+    order: tuple[Place, ...] = ("device", "host", "disk") if device.type == "cuda" else ("device", "disk")
+    places = order[order.index(place) :]
+    for here in places:
+        try:
+            data = TrainData(
+                report.pictures, report.labels, imgsz, device=device, place=here, folder=folder,
+                progress=lambda done, total: show("decoding", done, total, 0.0),
+            )  # fmt: skip
+            break
+        except OUT_OF_MEMORY:
+            if here == places[-1]:
+                raise
+            say(f"too little memory for the pictures ({here}): they go elsewhere")
+    say(f"{len(data)} pictures, decoded in {data.seconds:.1f} s ({data.place})")
     for file, why in data.problems:
         say(f"{file}: {why}: picture left out")
     return data

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="the run folder (default runs/finetune/WEIGHTS-DATA)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out, or with the last one")
     parser.add_argument("--then", type=steps, default=(), metavar="STEPS", help="export, or export,publish")
-    parser.add_argument("--to", metavar="DIR", help="the published folder, for --then export,publish")
+    parser.add_argument("--to", metavar="DIR", help="the published folder (default: published, in the run folder)")
     text = "publish a model of lower mAP50-95 than WEIGHTS has on these pictures, too"
     parser.add_argument("--publish-worse", action="store_true", help=text)
     text = "of the export (default fp16)"
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if ("publish" in args.then) != (args.to is not None):
-        raise UsageError("--then export,publish and --to DIR go together")
+    if args.to is not None and "publish" not in args.then:
+        raise UsageError("--to DIR is for what is published: add --then export,publish")
     try:
         from edgeyolo.tools.finetune import finetune
         from edgeyolo.tools.finetune_options import seconds
