@@ -7,14 +7,19 @@ The section `check` of train_step.py; on a CPU (--tiny) it runs the same code wi
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from train_common import NC, Call, Rows, interleaved, ours, padded, recorded, release, sample, wait
 from train_reference import Reference, yolo
 
 from edgeyolo.tools.train import norm_silu
+from edgeyolo.tools.train.fast_layers import pictures, use_fast_layers
 from edgeyolo.tools.train.flat import FlatState, param_groups
 from edgeyolo.tools.train.norm_silu import reference_backward, reference_forward
 from edgeyolo.tools.train.optim import FlatMuSGD
@@ -29,14 +34,23 @@ def check(rows: Rows, device: torch.device, tiny: bool) -> None:
     with rows.attempt(what="streams of the optimizer"):
         lanes(rows, device)
     kernels(rows, device, tiny)
+    for case in layer_cases(tiny):
+        with rows.attempt(what="layer", layer=case.name, shape=case.shape):
+            layer(rows, device, case)
+    with rows.attempt(what="pictures"):
+        conversion(rows, device, tiny)
+    with rows.attempt(what="updates of the optimizer"):
+        updates(rows, device)
     data = sample(4, 64 if tiny else 320, device)
     name = "yolo26n"
     with rows.attempt(what="graph against eager"):
         curves = {}
         for label, options in {
-            "eager": {"graph": False, "fused_norm": False},
-            "graph": {"fused_norm": False},
-            "graph, fused norm": {"fused_norm": True},
+            "eager": {"graph": False, "fused_norm": False, "fast_layers": False, "fused_update": False},
+            "graph": {"fused_norm": False, "fast_layers": False, "fused_update": False},
+            "graph, fused norm": {"fused_norm": True, "fast_layers": False},
+            "eager, fused norm, fast layers": {"graph": False, "fused_norm": True, "fast_layers": True},
+            "graph, fused norm, fast layers": {"fused_norm": True, "fast_layers": True},
             "graph, fused norm, no half copies": {"fused_norm": True, "shadow": False},
         }.items():
             call = ours(name, data, device, init_scale=256.0, **options)
@@ -111,6 +125,37 @@ def lanes(rows: Rows, device: torch.device) -> None:
     rows.put(what="streams of the optimizer", equal=equal, streams=used, moved=moved)
     assert all(equal.values()), "streams or a graph changed an update"
     assert moved > 0
+
+
+def updates(rows: Rows, device: torch.device) -> None:
+    """Three MuSGD updates by our kernels and by torch's, all in float32: how far apart, relative to the change."""
+    cases = {fused: FlatCase("yolo26n", device, fused=fused, ns_dtype=torch.float32) for fused in (True, False)}
+    start = cases[True].state.data.clone()
+    for index in range(3):
+        for case in cases.values():
+            case.gradients(index)
+            case.update()
+    ours, theirs = (case.tensors() for case in cases.values())
+    change = float((theirs[0] - start).abs().max())
+    apart = float((ours[0] - theirs[0]).abs().max()) / change
+    buffers = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours[-2:], theirs[-2:], strict=True)]
+    engaged = {fused: case.optimizer.fused for fused, case in cases.items()}
+    rows.put(what="updates of the optimizer", engaged=engaged, change=change, apart=apart, buffers=buffers)
+
+
+def conversion(rows: Rows, device: torch.device, tiny: bool) -> None:
+    """The pictures' bytes to half precision: equal to torch's values, and the time of both."""
+    size = 64 if tiny else 640
+    images = torch.randint(0, 256, (2 if tiny else 16, 3, size, size), dtype=torch.uint8, device=device)
+
+    def two_passes() -> torch.Tensor:
+        return images.to(dtype=torch.float16, memory_format=torch.channels_last).div_(255)
+
+    same = {str(dtype): bool(torch.equal(pictures(images, dtype), images.to(dtype).div_(255)))
+            for dtype in (torch.float16, torch.bfloat16, torch.float32)}  # fmt: skip
+    graphs = {"torch": recorded(two_passes, device), "ours": recorded(lambda: pictures(images, torch.float16), device)}
+    times = {f"{name}_ms": t["ms"] for name, t in interleaved(graphs, rounds=5, turn_ms=20).items()}
+    rows.put(what="pictures", shape=tuple(images.shape), same=same, **times)
 
 
 class FlatCase:
@@ -193,3 +238,70 @@ def kernels(rows: Rows, device: torch.device, tiny: bool) -> None:
                 k: v for label, t in interleaved(graphs, rounds=5, turn_ms=20).items()
                 for k, v in ((f"{label}_ms", t["ms"]), (f"{label}_ratio", t["ratio"]))
             }, ideal_ms_at_4TBs=round(8 * x.numel() * 2 / 4e9, 4))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """A layer with a kernel of our own, on a (N, C, H, W) map as yolo26n has it at 640 px. rows: its output becomes a
+    part of the head's rows; otherwise a part of a concatenation."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, int, int, int]
+    rows: bool = False
+
+    def gradient(self, y: torch.Tensor) -> torch.Tensor:
+        """Of the output `y`, where backward finds it: in a larger tensor."""
+        n, c, h, w = y.shape
+        g = torch.Generator().manual_seed(c)
+        if self.rows:
+            whole = torch.randn(n, h * w * 2 + 3, c, generator=g).to(y)
+            return whole[:, 3 : 3 + h * w].transpose(1, 2).view(n, c, h, w)
+        whole = torch.randn(n, c * 2, h, w, generator=g).to(y)
+        return whole.contiguous(memory_format=torch.channels_last)[:, c:]
+
+
+def layer_cases(tiny: bool) -> list[LayerCase]:
+    batch, size = (2, 8) if tiny else (16, 80)
+    return [
+        LayerCase("pool 5", lambda: nn.MaxPool2d(5, 1, 2), (batch, 128, size // 4, size // 4)),
+        LayerCase("upsample", lambda: nn.Upsample(scale_factor=2), (batch, 256, size // 4, size // 4)),
+        LayerCase("upsample", lambda: nn.Upsample(scale_factor=2), (batch, 128, size // 2, size // 2)),
+        *(
+            LayerCase("bias", lambda c=c, out=out: nn.Conv2d(c, out, 1), (batch, c, s, s), rows=True)
+            for c, out in ((16, 4), (80, 80)) for s in (size, size // 2, size // 4)
+        ),
+    ]  # fmt: skip
+
+
+def layer(rows: Rows, device: torch.device, case: LayerCase) -> None:
+    """Largest errors against float64 of torch and of our kernel, in half precision; whether both forwards are equal and
+    ours repeats; times of forward and backward."""
+    torch.manual_seed(0)
+    plain = case.make().to(device)
+    layers = {"torch": plain.half(), "ours": copy.deepcopy(plain)}
+    assert sum(use_fast_layers(layers["ours"])) == 1
+    x = torch.randn(case.shape, generator=torch.Generator().manual_seed(0)).to(device).half()
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    dy = case.gradient(layers["torch"](x).detach())
+
+    def both(which: nn.Module, x: torch.Tensor = x, dy: torch.Tensor = dy) -> list[torch.Tensor]:
+        y = which(x)
+        return [y.detach(), *torch.autograd.grad(y, [x, *which.parameters()], dy)]
+
+    exact = both(copy.deepcopy(plain).double(), x.detach().double().requires_grad_(), dy.double())
+    results = {name: both(which) for name, which in layers.items()}
+    again = both(layers["ours"])
+    names = ["y", "dx", *[f"d{name}" for name, _ in plain.named_parameters()]]
+    errors = {
+        f"{name}_{key}": float((a.double() - b).abs().max() / b.abs().max())
+        for name, result in results.items() for key, a, b in zip(names, result, exact, strict=True)
+    }  # fmt: skip
+    same = bool(torch.equal(results["torch"][0], results["ours"][0]))
+    repeats = all(torch.equal(a, b) for a, b in zip(results["ours"], again, strict=True))
+    times: dict[str, float] = {}
+    if device.type == "cuda":
+        graphs = {name: recorded(lambda which=which: both(which), device) for name, which in layers.items()}
+        for name, t in interleaved(graphs, rounds=5, turn_ms=20).items():
+            times |= {f"{name}_ms": t["ms"], f"{name}_ratio": t["ratio"]}
+    rows.put(what="layer", layer=case.name, shape=case.shape, same_forward=same, repeats=repeats, **times, **errors)

@@ -170,7 +170,7 @@ def silu(rows: Rows, device: torch.device, tiny: bool) -> None:
                     module.inplace = True
             step = detection_step(
                 model, amp="fp16" if device.type == "cuda" else "off", lr=1e-4, graph=graph, fused_norm=False,
-                out_of_place_silu=value,
+                fast_layers=False, fused_update=False, out_of_place_silu=value,
             )  # fmt: skip
             inputs = padded(data, device)
             calls[what] = lambda step=step, inputs=inputs: step(*inputs)
@@ -224,8 +224,10 @@ def graph(rows: Rows, device: torch.device, tiny: bool) -> None:
     data = sample(batch, size, device)
     calls: dict[str, Any] = {
         "off: Ultralytics eager": theirs("yolo26n", data, device),
-        "our eager step": ours("yolo26n", data, device, graph=False, fused_norm=False),
-        "on: graph": ours("yolo26n", data, device, fused_norm=False),
+        "our eager step": ours(
+            "yolo26n", data, device, graph=False, fused_norm=False, fast_layers=False, fused_update=False
+        ),
+        "on: graph": ours("yolo26n", data, device, fused_norm=False, fast_layers=False, fused_update=False),
         "graph, fused norm": ours("yolo26n", data, device),
     }
     compare(rows, "the whole step as one graph", calls)

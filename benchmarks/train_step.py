@@ -30,6 +30,7 @@ from train_reference import Reference, yolo
 
 from edgeyolo.tools.train import norm_silu
 from edgeyolo.tools.train.body import DetectionBody, dense_halves
+from edgeyolo.tools.train.fast_layers import use_fast_layers
 from edgeyolo.tools.train.flat import FlatState, param_groups
 from edgeyolo.tools.train.musgd import MuSGD
 from edgeyolo.tools.train.norm_silu import fuse_norm_silu
@@ -58,28 +59,34 @@ def contest(rows: Rows, calls: dict[str, Any], labels: dict[str, Any], rounds: i
 
 # ------------------------------------------------------------------------------------------------ sections
 def step(rows: Rows, device: torch.device, tiny: bool) -> None:
-    """yolo26n with MuSGD: Ultralytics, our graph, without the fused norm, with autocast casting every weight."""
+    """yolo26n with MuSGD: Ultralytics, our graph, without our kernels, with autocast casting every weight."""
+    torch_only = {"fused_norm": False, "fast_layers": False, "fused_update": False}
     for batch in (2,) if tiny else (16, 8, 32):
         data = sample(batch, imgsz(tiny), device)
         contest(rows, {
             "Ultralytics eager": lambda data=data: theirs("yolo26n", data, device),
             "graph, fused norm": lambda data=data: ours("yolo26n", data, device, fused_norm=True),
-            "graph": lambda data=data: ours("yolo26n", data, device, fused_norm=False),
+            "graph": lambda data=data: ours("yolo26n", data, device, **torch_only),
+            "graph, fused norm, no fast layers": lambda data=data: ours("yolo26n", data, device, fast_layers=False),
             "graph, fused norm, no half copies": lambda data=data: ours("yolo26n", data, device, shadow=False),
         }, {"model": "yolo26n", "optimizer": "MuSGD", "batch": batch})  # fmt: skip
 
 
 def bare(rows: Rows, device: torch.device, tiny: bool) -> None:
-    """Forward + backward of yolo26n alone, in a graph, with and without the fused norm (no loss, no optimizer)."""
+    """Forward + backward of yolo26n alone, in a graph, with and without our kernels (no loss, no optimizer)."""
     half = torch.float16 if device.type == "cuda" else torch.float32
     for batch in (2,) if tiny else (16, 8, 32):
         calls: dict[str, Call] = {}
-        for label, fuse in (("torch norm", False), ("fused norm", True)):
+        for label, fuse, fast in (
+            ("torch norm", False, False), ("fused norm", True, False), ("fused norm, fast layers", True, True),
+        ):  # fmt: skip
             model = yolo("yolo26n", NC).to(device).to(memory_format=torch.channels_last).train()
             norm_silu.silu_out_of_place(model)
             dense_halves(model)
             if fuse:
                 fuse_norm_silu(model)
+            if fast:
+                use_fast_layers(model)
             for module in model.modules():
                 if isinstance(module, torch.nn.BatchNorm2d):
                     module.num_batches_tracked = None
@@ -138,6 +145,7 @@ def optimizer(rows: Rows, device: torch.device, tiny: bool) -> None:
     for p in alone.parameters():
         p.grad = torch.randn_like(p) * 0.01 if p.requires_grad else None
     cases = {lanes: FlatCase("yolo26n", device, lanes=lanes) for lanes in (FlatMuSGD.LANES, 1, 7)}
+    unfused = FlatCase("yolo26n", device, fused=False)
     model = yolo("yolo26n", NC).to(device)
     groups = param_groups(model, lr=1e-4, weight_decay=5e-4, muon=False)
     state = FlatState(model, groups)
@@ -151,6 +159,7 @@ def optimizer(rows: Rows, device: torch.device, tiny: bool) -> None:
         "MuSGD, torch optimizer": public.step,
         "flat MuSGD, eager": cases[FlatMuSGD.LANES].update,
         **{f"flat MuSGD, graph, {lanes} streams": recorded(case.update, device) for lanes, case in cases.items()},
+        "flat MuSGD, graph, torch's kernels": recorded(unfused.update, device),
         "flat AdamW, graph": recorded(lambda: adam.step(one), device),
         "clip and overflow test, graph": recorded(lambda: scaler.finish(gradient), device),
     }  # fmt: skip

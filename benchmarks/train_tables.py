@@ -130,6 +130,16 @@ def norms(rows: list[Row]) -> str:
     return table(head, shown) if shown else ""
 
 
+def layers(rows: list[Row]) -> str:
+    shown = [
+        [r.get("layer", "pictures"), " x ".join(map(str, r["shape"])), f"{r['torch_ms']:.3f}", f"{r['ours_ms']:.3f}",
+         f"{r['torch_ms'] / r['ours_ms']:.2f}"]
+        for r in rows if r.get("what") in ("layer", "pictures") and "ours_ms" in r
+    ]  # fmt: skip
+    head = ["layer", "input (N x C x H x W)", "torch: ms", "ours: ms", "times as fast"]
+    return table(head, shown) if shown else ""
+
+
 def long_run(rows: list[Row]) -> str:
     row = next((r for r in rows if "reserved_gib" in r), None)
     if row is None:
@@ -169,6 +179,7 @@ def render(results: Path) -> dict[str, str]:
         "optimizer": section("optimizer", lambda rows: timed(rows, "what", reads=True)),
         "losses": section("check", losses),
         "norms": section("check", norms),
+        "layers": section("check", layers),
         "long": section("long", long_run),
         "seeds": seeds(seed),
         "profile": profile(*profiles),

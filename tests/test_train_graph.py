@@ -17,8 +17,8 @@ from train_small import data, same, small_step
 class Tape:
     """A recorder for the CPU: a replay runs the function again. Counts, and fails when told to."""
 
-    def __init__(self, fail_at: int | None = None) -> None:
-        self.records, self.warm_ups, self.fail_at = 0, 0, fail_at
+    def __init__(self, fail_at: int | None = None, error: type[Exception] = RuntimeError) -> None:
+        self.records, self.warm_ups, self.fail_at, self.error = 0, 0, fail_at, error
 
     def warm_up(self, run: Callable[[], None], changes: Sequence[torch.Tensor]) -> None:
         self.warm_ups += 1
@@ -29,7 +29,7 @@ class Tape:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         self.records += 1
         if self.records == self.fail_at:
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise self.error("operation not permitted when stream is capturing")
         return run
 
 
@@ -113,4 +113,16 @@ def test_refused_capture_runs_eagerly_and_says_so_once() -> None:
     stats = step.stats()
     assert (stats.captures, stats.replays, stats.eager) == (1, 1, 3)
     assert stats.refused is not None
+    same(step, plain, 0.0)
+
+
+def test_too_little_memory_is_no_refusal() -> None:
+    step, plain = small_step(recorder=Tape(fail_at=2, error=torch.OutOfMemoryError)), small_step()
+    for one in (step, plain):
+        one(*data(0))
+    with pytest.raises(torch.OutOfMemoryError):
+        step(*data(1, size=24))
+    step(*data(1, size=24))  # there is room now
+    plain(*data(1, size=24))
+    assert (step.stats().captures, step.stats().refused) == (2, None)
     same(step, plain, 0.0)

@@ -80,7 +80,7 @@ def test_eight_steps_equal_ultralytics(name: str, optimizer: Any, fused: bool) -
             curve.append(theirs.step({k: v.double() if v.is_floating_point() else v for k, v in batch.items()}))
         ours = detection_step(
             yolo(name, NC, torch.float64), optimizer=optimizer, lr=lr, weight_decay=decay, schedule=warm_up_table,
-            amp="off", fused_norm=fused, ns_dtype=torch.float64,
+            amp="off", fused_norm=fused, fast_layers=fused, ns_dtype=torch.float64,
         )  # fmt: skip
         for batch, (total, items) in zip(batches, curve, strict=True):
             ours(*packed(batch))
@@ -88,6 +88,7 @@ def test_eight_steps_equal_ultralytics(name: str, optimizer: Any, fused: bool) -
             assert ours.items[-1].tolist() == pytest.approx(items, rel=1e-8)
     assert ours.stats().eager == STEPS
     assert ours.stats().fused_norms == (0 if not fused else 105 if name == "yolo26n" else 77)
+    assert ours.stats().fast_biases == (0 if not fused else 12 if name == "yolo26n" else 6)
     weights = ours.weights()
     reference, averaged = theirs.model.state_dict(), theirs.ema.ema.state_dict()
     mine = ours.ema.model.state_dict()
@@ -341,6 +342,9 @@ def test_profile_groups_kernels_by_what_they_do(tmp_path: Path) -> None:
             {"cat": "kernel", "name": "moments_kernel", "dur": 5, "ts": 100},
             {"cat": "kernel", "name": "moments_kernel", "dur": 6, "ts": 108},
             {"cat": "kernel", "name": "sm90_xmma_fprop_implicit_gemm_f16f16", "dur": 40, "ts": 110},
+            {"cat": "kernel", "name": "pool_backward_kernel", "dur": 3, "ts": 112},
+            {"cat": "kernel", "name": "void at::native::max_pool_backward_nhwc<c10::Half>", "dur": 2, "ts": 112},
+            {"cat": "kernel", "name": "wgrad2d_c1_k1_nhwc", "dur": 4, "ts": 112},
             {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "dur": 1, "ts": 120},
             {"cat": "cpu_op", "name": "aten::conv2d", "dur": 999, "ts": 0},
         ]
@@ -348,6 +352,9 @@ def test_profile_groups_kernels_by_what_they_do(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
     groups = by_group(device_events(path))
-    assert groups == {"convolution": (40.0, 1), "norm + silu, ours": (11.0, 2), "copies, casts": (1.0, 1)}
+    assert groups == {
+        "convolution": (40.0, 1), "norm + silu, ours": (11.0, 2), "depthwise convolution": (4.0, 1),
+        "pool, upsample, bias: ours": (3.0, 1), "pooling, upsampling": (2.0, 1), "copies, casts": (1.0, 1),
+    }  # fmt: skip
     assert next(iter(groups)) == "convolution"
     assert busy(device_events(path)) == 5 + 42  # two at once count once

@@ -163,6 +163,12 @@ class Orthogonaliser:
     def __call__(self, flat: torch.Tensor) -> torch.Tensor:
         """(size,) to (size,), same dtype, scaled as Muon scales its updates; zero outside the matrices."""
         self.source[: self.size].copy_(flat)
+        self.solve()
+        update = self.result.index_select(0, self.back).to(flat.dtype)
+        return update if self.scale is None else update * self.scale
+
+    def solve(self) -> None:
+        """From `source` to `result`, which holds element i of the flat buffer at back[i], not scaled."""
         packed = self.source.index_select(0, self.pack)
         with contextlib.ExitStack() as joins:
             for stream, numbers in zip(self.streams, self.lanes[1:], strict=True):
@@ -170,8 +176,6 @@ class Orthogonaliser:
                 with torch.cuda.stream(stream):
                     self.orthogonalise(packed, numbers)
             self.orthogonalise(packed, self.lanes[0])
-        update = self.result.index_select(0, self.back).to(flat.dtype)
-        return update if self.scale is None else update * self.scale
 
     def orthogonalise(self, packed: torch.Tensor, numbers: Sequence[int]) -> None:
         for batch in (self.batches[number] for number in numbers):

@@ -13,20 +13,29 @@ import torch
 
 from .flat import FlatState
 from .musgd import Matrix, Orthogonaliser
+from .norm_silu import have_triton, uses_kernels
 from .schedule import Schedule
 
 
 class FlatOptimizer(Protocol):
+    fused: bool
+
     def step(self, ok: torch.Tensor) -> None: ...
     def tensors(self) -> list[torch.Tensor]: ...
 
 
 class FlatSGD:
-    """SGD with Nesterov momentum, as torch.optim.SGD(nesterov=True)."""
+    """SGD with Nesterov momentum, as torch.optim.SGD(nesterov=True).
 
-    def __init__(self, state: FlatState, schedule: Schedule) -> None:
+    fused: Triton kernels (update_triton.py) in place of one of torch's for each operation; None: where they can run,
+    which is on CUDA, in float32. The attribute says whether they do.
+    """
+
+    def __init__(self, state: FlatState, schedule: Schedule, *, fused: bool | None = None) -> None:
         self.state, self.schedule = state, schedule
         self.buffer = torch.zeros_like(state.data)
+        can = state.data.dtype == torch.float32 and uses_kernels(state.data) and have_triton()
+        self.fused = can and fused is not False
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.buffer]
@@ -55,7 +64,12 @@ class FlatSGD:
 
     def step(self, ok: torch.Tensor) -> None:
         with torch.no_grad():
-            self.sgd(*self.rates(ok))
+            if self.fused:
+                from .update_triton import update
+
+                update(self.state, self.schedule, ok, self.buffer)
+            else:
+                self.sgd(*self.rates(ok))
 
 
 class FlatMuSGD(FlatSGD):
@@ -65,9 +79,10 @@ class FlatMuSGD(FlatSGD):
     LANES = 4  # streams for the orthogonalisation: seven batches of yolo26n, two after another on most streams
 
     def __init__(
-        self, state: FlatState, schedule: Schedule, *, ns_dtype: torch.dtype = torch.bfloat16, lanes: int = LANES
-    ) -> None:
-        super().__init__(state, schedule)
+        self, state: FlatState, schedule: Schedule, *, ns_dtype: torch.dtype = torch.bfloat16, lanes: int = LANES,
+        fused: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(state, schedule, fused=fused)
         end = state.muon_end
         self.muon_buffer = torch.zeros_like(state.data[:end])
         # FlatState keeps every tensor's first dimension outermost: its memory is (rows, columns) as it lies
@@ -80,14 +95,23 @@ class FlatMuSGD(FlatSGD):
         return [self.buffer, self.muon_buffer]
 
     def step(self, ok: torch.Tensor) -> None:
+        if not self.state.muon_end:
+            super().step(ok)
+            return
         with torch.no_grad():
+            if self.fused:
+                from .update_triton import muon_momentum, update
+
+                muon_momentum(self.state, self.schedule, ok, self.muon_buffer, self.orthogonal)
+                self.orthogonal.solve()
+                update(self.state, self.schedule, ok, self.buffer, self.orthogonal, self.MUON)
+                return
             lr, decay, momentum = self.rates(ok)
             end = self.state.muon_end
-            if end:
-                grad, weight = self.state.grad[:end], 1 - momentum
-                self.change(self.muon_buffer, torch.lerp, self.muon_buffer, grad, weight)
-                update = self.orthogonal(torch.lerp(self.muon_buffer, grad, weight))
-                self.state.data[:end].addcmul_(update, lr[:end], value=-self.MUON)
+            grad, weight = self.state.grad[:end], 1 - momentum
+            self.change(self.muon_buffer, torch.lerp, self.muon_buffer, grad, weight)
+            matrices = self.orthogonal(torch.lerp(self.muon_buffer, grad, weight))
+            self.state.data[:end].addcmul_(matrices, lr[:end], value=-self.MUON)
             self.sgd(lr, decay, momentum)
 
 
@@ -97,7 +121,7 @@ class FlatAdamW(FlatSGD):
     def __init__(
         self, state: FlatState, schedule: Schedule, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        self.state, self.schedule, self.betas, self.eps = state, schedule, betas, eps
+        self.state, self.schedule, self.betas, self.eps, self.fused = state, schedule, betas, eps, False
         self.mean, self.square = torch.zeros_like(state.data), torch.zeros_like(state.data)
         self.count = torch.zeros((), dtype=torch.float32, device=state.data.device)
 

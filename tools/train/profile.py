@@ -2,7 +2,7 @@
 
     python -m edgeyolo.tools.train.profile --model yolo26n --batch 16 [--plain] [--json profile.json]
 
-Needs a CUDA device. --plain leaves the fused BatchNorm + SiLU off, for a comparison.
+Needs a CUDA device. --plain leaves our kernels for layers and optimizer off, for a comparison.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ from .step import detection_step
 # First match wins; names as CUPTI reports them.
 GROUPS = [
     ("norm + silu, ours", r"moments_kernel|normalise_kernel|gradients_kernel|propagate_kernel"),
+    ("pool, upsample, bias: ours", r"^((pool|upsample)(_backward)?|dense_and_sum|fold_sums|pictures)_kernel"),
+    ("optimizer, ours", r"^(momentum|update)_kernel"),
     ("batch norm", r"batch_?norm|bn_fw|bn_bw|bnorm"),
     ("silu", r"silu"),
-    ("depthwise convolution", r"depthwise|dgrad2d_grouped|wgrad2d_grouped|conv2d_c1_k1|group(ed)?_direct"),
+    (
+        "depthwise convolution",
+        r"depthwise|dgrad2d_grouped|wgrad2d_grouped|(conv|dgrad|wgrad)2d_c1_k1|group(ed)?_direct",
+    ),
     ("convolution", r"cudnn|implicit|xmma|cutlass.*(fprop|dgrad|wgrad)|sm\d+_.*(fprop|dgrad|wgrad)|conv|nhwc.*kernel"),
     ("matrix products", r"gemm|cublas|cutlass|nvjet|splitk|bmm"),
     ("pooling, upsampling", r"pool|upsample"),
@@ -148,7 +153,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--boxes", type=int, default=64)
-    parser.add_argument("--plain", action="store_true", help="without the fused BatchNorm + SiLU")
+    parser.add_argument("--plain", action="store_true", help="without our kernels for layers and optimizer")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -158,7 +163,8 @@ def main() -> None:
 
     model = DetectionModel(f"{args.model}.yaml", verbose=False).cuda()
     model.args = get_cfg()
-    result = profile(model, batch=args.batch, imgsz=args.imgsz, boxes=args.boxes, fused_norm=not args.plain)
+    kernels = {"fused_norm": not args.plain, "fast_layers": not args.plain, "fused_update": not args.plain}
+    result = profile(model, batch=args.batch, imgsz=args.imgsz, boxes=args.boxes, **kernels)
     print(f"{args.model}, batch {args.batch}: {result['ms']} ms a step, device busy {result['busy_ms']} ms")
     print(f"{result['launches']} launches, {result['nodes']} nodes, peak {result['peak_gib']} GiB, {result['stats']}")
     for name, (microseconds, count) in result["groups"].items():

@@ -28,6 +28,7 @@ from edgeyolo.errors import EngineError, InvalidInput
 
 from .body import DetectionBody, dense_halves, wide_names
 from .ema import FlatEma
+from .fast_layers import pictures, use_fast_layers
 from .flat import FlatState, ParamGroup, param_groups
 from .graph import CudaRecorder, Recorder, Replay
 from .loss import DetectionLoss, LossSettings
@@ -63,6 +64,11 @@ class Stats:
     skipped: int = 0
     capture_seconds: float = 0.0
     fused_norms: int = 0
+    fast_pictures: bool = False
+    fast_pools: int = 0
+    fast_upsamples: int = 0
+    fast_biases: int = 0
+    fused_update: bool = False
     refused: str | None = None
 
 
@@ -79,6 +85,9 @@ class TrainStep:
                  False: with the weights themselves, which autocast casts in every layer. The numbers are the same.
     accumulate   gradients add up until a step with update=True
     fused_norm   BatchNorm + SiLU in one operation; None: on CUDA with Triton, unless compile="all"
+    fast_layers  our kernels for max pooling, nearest upsampling, gradients of biases and converting the pictures;
+                 None: as fused_norm
+    fused_update what SGD and MuSGD do element by element in two kernels; None: on CUDA with Triton
     compile      "off", "loss" or "all" (forward too): torch.compile before the capture, which takes minutes once
     graph        False runs eagerly
     group        torch.distributed process group: gradients are summed over it, parameters start as its first rank's
@@ -92,7 +101,8 @@ class TrainStep:
         schedule: Callable[[list[ParamGroup]], Any] = constant, amp: Literal["fp16", "bf16", "off"] = "fp16",
         keep: Sequence[str] = (), shadow: bool = True, channels_last: bool = True, accumulate: bool = False,
         max_norm: float = 10.0, init_scale: float = 65536.0, fused_norm: bool | None = None,
-        out_of_place_silu: bool = True, compile: Literal["off", "loss", "all"] = "off", graph: bool = True,
+        fast_layers: bool | None = None, fused_update: bool | None = None, out_of_place_silu: bool = True,
+        compile: Literal["off", "loss", "all"] = "off", graph: bool = True,
         recorder: Recorder | None = None, group: Any = None, ns_dtype: torch.dtype = torch.bfloat16,
     ) -> None:  # fmt: skip
         for name, value, allowed in (
@@ -113,12 +123,18 @@ class TrainStep:
             silu_out_of_place(model)
         if channels_last:
             dense_halves(model)
-        if fused_norm is None:
-            fused_norm = on_gpu and channels_last and compile != "all" and have_triton()
+        kernels = on_gpu and channels_last and compile != "all" and have_triton()
+        fused_norm = kernels if fused_norm is None else fused_norm
+        fast_layers = kernels if fast_layers is None else fast_layers
+        for name, wanted in (("fused_norm", fused_norm), ("fast_layers", fast_layers), ("fused_update", fused_update)):
+            if wanted and on_gpu and not have_triton():
+                raise EngineError(f"{name}=True needs the package triton on CUDA: install it, or pass False")
         if fused_norm:
-            if on_gpu and not have_triton():
-                raise EngineError("fused_norm=True needs the package triton on CUDA: install it, or pass False")
             self.counts.fused_norms = fuse_norm_silu(model)
+        self.fast_layers = self.counts.fast_pictures = fast_layers and channels_last
+        if fast_layers:
+            made = use_fast_layers(model)
+            self.counts.fast_pools, self.counts.fast_upsamples, self.counts.fast_biases = made
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
                 module._buffers["num_batches_tracked"] = None  # one kernel per layer to count what the host knows
@@ -134,9 +150,12 @@ class TrainStep:
         self.schedule = Schedule(schedule(groups), len(groups), self.device, self.dtype)
         self.optimizer: FlatOptimizer
         if optimizer == "musgd":
-            self.optimizer = FlatMuSGD(self.state, self.schedule, ns_dtype=ns_dtype)
+            self.optimizer = FlatMuSGD(self.state, self.schedule, ns_dtype=ns_dtype, fused=fused_update)
+        elif optimizer == "sgd":
+            self.optimizer = FlatSGD(self.state, self.schedule, fused=fused_update)
         else:
-            self.optimizer = (FlatAdamW if optimizer == "adamw" else FlatSGD)(self.state, self.schedule)
+            self.optimizer = FlatAdamW(self.state, self.schedule)
+        self.counts.fused_update = self.optimizer.fused
         self.scaler = DeviceScaler(self.device, enabled=amp == "fp16", init_scale=init_scale, max_norm=max_norm)
 
         self.forward: Callable[[torch.Tensor], Any] = model if forward is None else forward
@@ -214,6 +233,9 @@ class TrainStep:
         try:
             # The gradients belong to the pool; the graph goes on using their memory when they are dropped.
             inputs.replays[self.frozen, update] = recorder.record(once)
+        except torch.OutOfMemoryError:
+            self.state.drop_gradients()
+            raise  # eagerly it would not fit either
         except Exception as error:
             self.recorder, self.counts.refused = None, f"{type(error).__name__}: {error}"
             for shape in self.shapes.values():
@@ -226,7 +248,11 @@ class TrainStep:
 
     def evaluate(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss, items) of the batch in `inputs`."""
-        x = inputs.images.to(dtype=self.half or self.dtype, memory_format=self.memory_format).div_(255)
+        dtype = self.half or self.dtype
+        if self.fast_layers:
+            x = pictures(inputs.images, dtype)
+        else:
+            x = inputs.images.to(dtype=dtype, memory_format=self.memory_format).div_(255)
         enabled = self.half is not None
         with torch.autocast(
             self.device.type, dtype=self.half or torch.bfloat16, enabled=enabled, cache_enabled=False
