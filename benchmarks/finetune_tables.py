@@ -69,7 +69,7 @@ def new_class(sections: dict[str, list[Row]]) -> str:
     published = row["published"]
     found, of = published["with the new sign found"], published["pictures"]
     return "\n".join((
-        f"{row['seconds']:.0f} s from the .pt to the published model ({row['pictures']} pictures, {row['epochs']} epochs).",
+        f"{row['seconds']:.0f} s from .pt to published model: {row['pictures']} pictures, {row['epochs']} epochs.",
         f"The new sign: AP50 {row['new_ap50']:.4f}, AP50-95 {row['new_ap50_95']:.4f}; the published model finds it in",
         f"{found} of {of} held-out pictures. The eight old signs: mAP50-95 {row['old_before']:.4f} before,",
         f"{row['old_after']:.4f} after: {row['old_lost']:.4f} lost ({row['wanted']} was wanted).",
