@@ -143,12 +143,13 @@ def test_export_steps_do_not_import_each_other(path: Path) -> None:
 TRAIN_STEPS = {
     "data": set(),
     "augment": {"warp", "warp_triton"},
-    "evaluate": set(),
+    "evaluate": {"evaluate_forward", "evaluate_pictures"},
     "checkpoint": {"classes"},
     "log": {"log_html"},
     "clock": set(),
 }
-TRAIN_SHARED = {"memory", "norm_silu", "curves"}  # how much memory there is; whether Triton is; drawings of metrics
+# How much memory there is; whether Triton is; drawings of metrics; recording CUDA graphs.
+TRAIN_SHARED = {"memory", "norm_silu", "curves", "graph"}
 
 
 @pytest.mark.parametrize("own", sorted(TRAIN_STEPS))

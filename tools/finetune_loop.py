@@ -181,7 +181,8 @@ class Loop:
     def finish(self) -> FineTune:
         """Measures what is left behind: the file, with its weights in half precision."""
         self.save_model(LAST, None)
-        self.drop_step()  # its memory is needed no more
+        self.validation.forget()
+        self.drop_step()  # their memory is needed no more
         best = self.folder / BEST
         made = load_for_training(best).model.to(self.setup.device)
         metrics = self.validation(made, lambda done, total: self.show("measuring the best", done, total, 0.0))
@@ -198,6 +199,7 @@ class Loop:
     # ---------------------------------------------------------------------------------------------------- the step
     def make_step(self, saved: dict[str, Any] | None) -> None:
         """A step for the present batch, precision and place in the run, with what the run has learned so far."""
+        vars(self).pop("validation", None)  # it holds the averaged model, and a graph in the step's memory
         self.drop_step()
         self.steps = -(-len(self.setup.data) // self.batch)
         self.most_epochs = max(self.epochs, self.options.epochs_for(self.steps))
@@ -217,7 +219,7 @@ class Loop:
             snapshot.put(self.step, saved, self.epoch * self.steps + self.position)
         self.validation = Validation(
             self.setup.val.pictures, self.setup.val.labels, self.setup.names, imgsz=self.setup.imgsz,
-            batch=min(self.batch, VALIDATION_BATCH),
+            batch=min(self.batch, VALIDATION_BATCH), recorder=self.step.recorder,
         )  # fmt: skip
 
     def drop_step(self) -> None:

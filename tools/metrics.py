@@ -31,6 +31,7 @@ __all__ = ["IOUS", "ClassResult", "Curve", "Evaluation", "Found", "Labels", "Met
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Bits = NDArray[np.uint16]
 
 IOUS: Floats = np.linspace(0.5, 0.95, 10)
 RECALLS: Floats = np.linspace(0.0, 1.0, 101)
@@ -130,14 +131,14 @@ class Metrics:
         }
 
 
-@dataclass
-class _Class:
-    """What has been added of one class: per picture scores (D,), right and ignored (10, D)."""
+@dataclass(frozen=True)
+class _Picture:
+    """The detections of a picture that count, (D,), best first. right, ignored: bit t is for IOUS[t]."""
 
-    labels: int
-    scores: list[Floats]
-    right: list[Bools]
-    ignored: list[Bools]
+    scores: Floats
+    classes: NDArray[np.int64]
+    right: Bits
+    ignored: Bits
 
 
 class Evaluation:
@@ -154,9 +155,9 @@ class Evaluation:
         self._row = {class_id: row for row, class_id in enumerate(self._names)}
         self._max_det = max_det
         self._confusion_conf = confusion_conf
-        self._classes = {class_id: _Class(0, [], [], []) for class_id in self._names}
+        self._labels = dict.fromkeys(self._names, 0)
+        self._found: list[_Picture] = []
         self._confusion = np.zeros((len(self._names) + 1, len(self._names) + 1), np.int64)
-        self._pictures = 0
 
     def add(self, found: Found, labels: Labels) -> None:
         """One picture. Raises InvalidInput for shapes that do not fit, values that are not finite, unknown classes."""
@@ -168,48 +169,49 @@ class Evaluation:
             raise InvalidInput(f"expected {len(classes)} finite scores, one for each box, found {scores.shape}")
         if crowd.shape != truth_classes.shape:
             raise InvalidInput(f"expected a crowd flag for each of {len(truth)} labels, found {crowd.shape}")
-        self._pictures += 1
-        for class_id in np.union1d(classes, truth_classes).tolist():
-            mine = np.flatnonzero(classes == class_id)
-            mine = mine[np.argsort(-scores[mine], kind="stable")][: self._max_det]
-            theirs = np.flatnonzero(truth_classes == class_id)
-            iou = pairwise_iou(boxes[mine], truth[theirs], crowd[theirs])
-            right, ignored = _assign(iou, crowd[theirs])
-            into = self._classes[class_id]
-            into.labels += int((~crowd[theirs]).sum())
-            into.scores.append(scores[mine])
-            into.right.append(right)
-            into.ignored.append(ignored)
-        self._confuse(boxes, scores, classes, truth, truth_classes, crowd)
+        for class_id in truth_classes[~crowd].tolist():
+            self._labels[class_id] += 1
+        # Few boxes overlap a label by half: all that follows works on these pairs.
+        iou = pairwise_iou(boxes, truth, crowd)
+        d, g = np.nonzero(iou >= IOUS[0])
+        overlap = iou[d, g]
+        best = _best(scores, classes, self._max_det)
+        place = np.full(len(classes), -1)
+        place[best] = np.arange(len(best))
+        pairs = (classes[d] == truth_classes[g]) & (place[d] >= 0)
+        right, ignored = _assign(place[d[pairs]], g[pairs], overlap[pairs], len(best), crowd)
+        self._found.append(_Picture(scores[best], classes[best], right, ignored))
+        self._confuse(d, g, overlap, scores, classes, truth_classes, crowd)
 
     def result(self) -> Metrics:
+        scores = np.concatenate([np.empty(0), *(part.scores for part in self._found)])
+        found = np.concatenate([np.empty(0, np.int64), *(part.classes for part in self._found)])
+        bits = np.empty(0, np.uint16)
+        right_bits = np.concatenate([bits, *(part.right for part in self._found)])
+        ignored_bits = np.concatenate([bits, *(part.ignored for part in self._found)])
+        order = np.lexsort((-scores, found))  # class by class, best first; equal ones as they were added
+        scores, right_bits, ignored_bits = scores[order], right_bits[order], ignored_bits[order]
+        ends = np.searchsorted(found[order], list(self._names), side="right").tolist()
         classes: dict[int, ClassResult] = {}
         everything: list[tuple[Floats, Bools]] = []
-        labels = 0
-        for class_id, name in self._names.items():
-            part = self._classes[class_id]
-            nothing = np.empty((len(IOUS), 0), np.bool_)
-            scores: Floats = np.concatenate([np.empty(0), *part.scores])
-            right: Bools = np.concatenate([nothing, *part.right], axis=1)
-            ignored: Bools = np.concatenate([nothing, *part.ignored], axis=1)
-            order = np.argsort(-scores, kind="stable")
-            scores, right, ignored = scores[order], right[:, order], ignored[:, order]
-            aps = [_average_precision(r[~i], part.labels) for r, i in zip(right, ignored, strict=True)]
+        for (class_id, name), begin, end in zip(self._names.items(), [0, *ends], ends, strict=False):
+            labels, mine = self._labels[class_id], scores[begin:end]
+            right, ignored = _by_threshold(right_bits[begin:end]), _by_threshold(ignored_bits[begin:end])
+            aps = [_average_precision(r[~i], labels) for r, i in zip(right, ignored, strict=True)]
             kept = ~ignored[0]
-            curve = _curve(scores[kept], right[0][kept], part.labels)
-            classes[class_id] = ClassResult(name, part.labels, len(scores), aps[0], float(np.mean(aps)), curve)
-            everything.append((scores[kept], right[0][kept]))
-            labels += part.labels
+            curve = _curve(mine[kept], right[0][kept], labels)
+            classes[class_id] = ClassResult(name, labels, len(mine), aps[0], float(np.mean(aps)), curve)
+            everything.append((mine[kept], right[0][kept]))
         counted = [result for result in classes.values() if result.labels]
         all_scores = np.concatenate([pair[0] for pair in everything])
         all_right = np.concatenate([pair[1] for pair in everything])
         order = np.argsort(-all_scores, kind="stable")
         return Metrics(
-            pictures=self._pictures,
+            pictures=len(self._found),
             map50=float(np.mean([result.ap50 for result in counted])) if counted else math.nan,
             map50_95=float(np.mean([result.ap50_95 for result in counted])) if counted else math.nan,
             classes=classes,
-            curve=_curve(all_scores[order], all_right[order], labels),
+            curve=_curve(all_scores[order], all_right[order], sum(self._labels.values())),
             confusion=self._confusion.copy(),
         )
 
@@ -228,29 +230,31 @@ class Evaluation:
 
     def _confuse(
         self,
-        boxes: Floats,
+        d: NDArray[np.int64],
+        g: NDArray[np.int64],
+        overlap: Floats,
         scores: Floats,
         classes: NDArray[np.int64],
-        truth: Floats,
         truth_classes: NDArray[np.int64],
         crowd: Bools,
     ) -> None:
-        """Pairs at IoU 0.5 whatever their classes, those that overlap most first; of equal ones those of one class."""
-        shown = np.flatnonzero(scores > self._confusion_conf)
-        in_crowd = pairwise_iou(boxes[shown], truth[crowd], np.ones(int(crowd.sum()), np.bool_)) >= 0.5
-        iou = pairwise_iou(boxes[shown], truth[~crowd], np.zeros(int((~crowd).sum()), np.bool_))
-        single = truth_classes[~crowd]
-        d, g = np.nonzero(iou >= 0.5)
-        order = np.lexsort((classes[shown][d] != single[g], -iou[d, g]))
-        free_found, free_labels = np.ones(len(shown), np.bool_), np.ones(len(single), np.bool_)
+        """Pairs at IoU 0.5 whatever their classes, those that overlap most first; of equal ones those of one class.
+
+        d, g, overlap: detection, label and IoU of each pair.
+        """
+        shown = scores > self._confusion_conf
+        free_found, free_labels = shown.copy(), ~crowd
+        single = np.flatnonzero(shown[d] & ~crowd[g])
+        order = single[np.lexsort((classes[d[single]] != truth_classes[g[single]], -overlap[single]))]
         for i, j in zip(d[order].tolist(), g[order].tolist(), strict=True):
             if free_found[i] and free_labels[j]:
                 free_found[i] = free_labels[j] = False
-                self._confusion[self._row[int(single[j])], self._row[int(classes[shown][i])]] += 1
-        for i in np.flatnonzero(free_found & ~in_crowd.any(axis=1)):
-            self._confusion[-1, self._row[int(classes[shown][i])]] += 1
-        for j in np.flatnonzero(free_labels):
-            self._confusion[self._row[int(single[j])], -1] += 1
+                self._confusion[self._row[int(truth_classes[j])], self._row[int(classes[i])]] += 1
+        free_found[d[crowd[g]]] = False
+        for class_id in classes[free_found].tolist():
+            self._confusion[-1, self._row[class_id]] += 1
+        for class_id in truth_classes[free_labels].tolist():
+            self._confusion[self._row[class_id], -1] += 1
 
 
 def pairwise_iou(a: NDArray[Any], b: NDArray[Any], crowd: Bools | None = None) -> Floats:
@@ -259,9 +263,11 @@ def pairwise_iou(a: NDArray[Any], b: NDArray[Any], crowd: Bools | None = None) -
     crowd: (M,) true where the share of `a` that lies inside `b` is wanted instead, as COCO measures crowds.
     """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    low = np.maximum(a[:, None, :2], b[None, :, :2])
-    high = np.minimum(a[:, None, 2:], b[None, :, 2:])
-    common: Floats = (high - low).clip(0).prod(axis=2)
+    width, height = (
+        (np.minimum(a[:, None, k + 2], b[None, :, k + 2]) - np.maximum(a[:, None, k], b[None, :, k])).clip(0)
+        for k in (0, 1)
+    )
+    common: Floats = width * height
     area_a, area_b = ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]) for x in (a, b))
     union = area_a[:, None] + area_b[None, :] - common
     if crowd is not None:
@@ -270,33 +276,52 @@ def pairwise_iou(a: NDArray[Any], b: NDArray[Any], crowd: Bools | None = None) -
     return iou
 
 
-def _assign(iou: Floats, crowd: Bools) -> tuple[Bools, Bools]:
-    """iou: (D, G), detections best first. (10, D) each: found a label; found none, but fell into a crowd."""
-    count, labels = iou.shape
-    right, ignored = np.zeros((2, len(IOUS), count), np.bool_)
-    free = np.ones((len(IOUS), labels), np.bool_)
-    for d in np.flatnonzero((iou >= IOUS[0]).any(axis=1)):
-        for t, threshold in enumerate(IOUS):
-            open_to = free[t] & (iou[d] >= threshold)
-            single = np.flatnonzero(open_to & ~crowd)
-            if single.size:
-                # Of equal overlaps COCO takes the last.
-                best = single[::-1][iou[d, single[::-1]].argmax()]
-                right[t, d], free[t, best] = True, False
-            elif (open_to & crowd).any():
-                ignored[t, d] = True
-    return right, ignored
+def _best(scores: Floats, classes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """The detections, best first, at most so many of each class."""
+    order = np.argsort(-scores, kind="stable")
+    if len(order) <= most:
+        return order
+    grouped = np.argsort(classes[order], kind="stable")
+    sorted_classes = classes[order][grouped]
+    rank = np.arange(len(order)) - np.searchsorted(sorted_classes, sorted_classes, side="left")
+    return order[np.sort(grouped[rank < most])]
+
+
+def _assign(d: NDArray[np.int64], g: NDArray[np.int64], overlap: Floats, count: int, crowd: Bools) -> tuple[Bits, Bits]:
+    """(count,) each: found a label; found none, but fell into a crowd. Bit t is for IOUS[t].
+
+    d, g, overlap: detection (0 is the best), label and IoU of each pair of one class with IoU 0.5 and more.
+    """
+    right, ignored, free = [0] * count, [0] * count, [(1 << len(IOUS)) - 1] * len(crowd)
+    order = np.lexsort((-g, -overlap, d))  # of equal overlaps COCO takes the last
+    reached = (1 << np.searchsorted(IOUS, overlap[order], side="right")) - 1
+    for i, j, bits, many in zip(d[order].tolist(), g[order].tolist(), reached.tolist(), crowd[g[order]], strict=True):
+        if many:
+            ignored[i] |= bits
+        else:
+            taken = bits & free[j] & ~right[i]
+            right[i] |= taken
+            free[j] ^= taken
+    rights = np.array(right, np.uint16)
+    return rights, np.array(ignored, np.uint16) & ~rights
+
+
+def _by_threshold(bits: Bits) -> Bools:
+    """(D,) -> (10, D)."""
+    single: Bits = np.uint16(1) << np.arange(len(IOUS), dtype=np.uint16)
+    values: Bools = (bits[None, :] & single[:, None]) != 0
+    return values
 
 
 def _average_precision(right: Bools, labels: int) -> float:
     """right: (D,), best detection first. NaN without labels."""
     if not labels:
         return math.nan
-    hits = np.cumsum(right)
-    precision = hits / np.arange(1, len(right) + 1)
-    envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    at = np.searchsorted(hits / labels, RECALLS, side="left")
-    return float(np.append(envelope, 0.0)[at].mean())
+    at = np.flatnonzero(right)  # between two hits the precision only falls
+    hits = np.arange(1, len(at) + 1)
+    envelope = np.maximum.accumulate((hits / (at + 1))[::-1])[::-1]
+    first = np.searchsorted(hits / labels, RECALLS, side="left")
+    return float(np.append(envelope, 0.0)[first].mean())
 
 
 def _curve(scores: Floats, right: Bools, labels: int) -> Curve:
