@@ -84,6 +84,11 @@ def test_what_a_run_leaves_behind(few: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int, float]] = []
     result = tuned(few, tmp_path / "run", told, progress=lambda *event: seen.append(event))
     kinds = {path.name for path in result.folder.iterdir() if not path.name.startswith(".")}
+    problems = [line for line in told if line.endswith(": the file is empty: background")]
+    split = "train" if any(line.startswith("all of these") and "train" in line for line in told) else "val"
+    assert problems and f"labels-{split}.txt" in kinds
+    assert (result.folder / f"labels-{split}.txt").read_text().splitlines() == [line.strip() for line in problems]
+    kinds -= {"labels-train.txt", "labels-val.txt"}
     assert kinds == {
         "best.pt", "last.pt", "resume.state", "log.html", "log.jsonl", "epochs.csv", "steps",
         "precision_recall.svg", "confidence.svg", "confusion.svg",

@@ -109,6 +109,20 @@ def test_a_version_that_was_passed_over_is_not_tried_again(
         assert detector.info()["published"]["fallback"] == ""
 
 
+def test_a_damaged_version_that_is_published_again_is_taken(folder: Path, tmp_path: Path) -> None:
+    run = onnx_run(tmp_path / "run1", names=OTHERS)
+    with edgeyolo.load(folder) as detector:
+        bad = publish(run, folder).version
+        (folder / "versions" / bad / "model.onnx").write_bytes(b"")
+        with pytest.raises(edgeyolo.ManifestError):
+            detector.swap()
+        assert detector.swap() is False
+        assert publish(run, folder).version == bad
+        assert (detector.swap(), family(detector(RED)), detector.swap()) == (True, OTHERS, False)
+        assert publish(run, folder).version == bad  # it is whole: nothing changes
+        assert detector.swap() is False
+
+
 def test_what_is_required_is_required_of_the_next_one_too(tmp_path: Path) -> None:
     public, to = write_keys(tmp_path / "k"), tmp_path / "to"
     publish(onnx_run(tmp_path / "run0"), to, sign_key=tmp_path / "k")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from edgeyolo.errors import InvalidInput
 
 from .dataset import LabelReport, check_labels, read_data
-from .files import digest_of
+from .files import digest_of, write_atomic
 from .finetune_options import NBS, FineTuneOptions, Rates, choose_amp, choose_rates
 from .train.augment import Augment
 from .train.checkpoint import Loaded, load_for_training
@@ -33,8 +34,8 @@ Progress = Callable[[str, int, int, float], None]
 
 @dataclass(frozen=True)
 class Setup:
-    """model: opens the checkpoint anew, with the classes of the data. identity: what a resumed run must have in common
-    with this one, as JSON values."""
+    """model: a new copy of the checkpoint's, with the classes of the data. identity: what a resumed run must have in
+    common with this one, as JSON values."""
 
     model: Callable[[], Any]
     names: dict[int, str]
@@ -58,29 +59,24 @@ def set_up(
     """Tells every decision. Raises InvalidInput and ManifestError for what cannot be used."""
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     given = read_data(file)
-
-    def opened() -> Loaded:
-        return load_for_training(weights, given.names, trust=trust)
-
-    loaded = opened()
+    loaded = load_for_training(weights, given.names, trust=trust)
     imgsz = image_size(options.imgsz, loaded)
     for line in (*given.notes, *loaded.lines):
         say(line)
-    train = labels("train", given.train, given.names, say)
+    train = labels("train", given.train, given.names, folder, say)
     # A picture that cannot be read would end a validation: these are few, so all of each file is looked at.
-    val = labels("val", given.val, given.names, say, decode=True)
+    val = labels("val", given.val, given.names, folder, say, decode=True)
     amp = choose_amp(options.amp, where.type == "cuda")
     facts = model_facts(loaded.model, amp=amp, fused_norm=where.type == "cuda" and have_triton())
     plan = memory_plan(facts, options.batch, imgsz, len(train.pictures), free_memory(where))
     say(str(plan))
     data = decode(train, imgsz, where, plan.place, folder, say, show)
     epochs = options.epochs_for(-(-len(data) // plan.batch))
-    known = set(load_for_training(weights, trust=trust).names.values())
-    new = len(set(given.names.values()) - known)
+    new = len(set(given.names.values()) - set(loaded.known.values()))
     rates = choose_rates(options, -(-len(data) // max(plan.batch, NBS)) * epochs, len(given.names), new)
     say(f"{rates.optimizer}, learning rate {rates.lr:g} ({rates.why}); weights are updated once per {NBS} pictures")
     return Setup(
-        model=lambda: opened().model,
+        model=lambda: copy.deepcopy(loaded.model),
         names=given.names,
         imgsz=imgsz,
         device=where,
@@ -111,11 +107,16 @@ def image_size(asked: int | None, loaded: Loaded) -> int:
 
 
 def labels(
-    split: str, pictures: Sequence[Path], names: dict[int, str], say: Told, *, decode: bool = False
+    split: str, pictures: Sequence[Path], names: dict[int, str], folder: Path, say: Told, *, decode: bool = False
 ) -> LabelReport:
+    """Tells the first problems; all of them are in the run folder, labels-SPLIT.txt."""
     report = check_labels(pictures, names, decode=decode)
     for line in f"{split}: {report.table()}".splitlines():
         say(line)
+    if report.problems:
+        file = folder / f"labels-{split}.txt"
+        write_atomic(file, "".join(f"{problem}\n" for problem in report.problems))
+        say(f"all of these: {file}")
     return report
 
 

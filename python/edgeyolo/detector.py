@@ -20,7 +20,7 @@ from .errors import EdgeYoloError, InvalidInput
 from .handle import Handle, to_detections, to_device_detections
 from .head import HeadKind
 from .image import as_frame, as_image, is_image
-from .loading import DEFAULT_IOU, DEFAULT_SLOTS, LoadOptions, Running, start, start_current
+from .loading import DEFAULT_IOU, DEFAULT_SLOTS, AsItIs, LoadOptions, Running, as_it_is, start, start_current
 from .published import PublicKey, Require, read_current
 from .source import Frame, Source
 from .source import open as open_source
@@ -114,7 +114,7 @@ class Detector:
         self._running: Running | None = running
         self._options = options
         self._names = running.settled.names
-        self._tried = "" if running.origin is None else running.origin.current
+        self._tried: AsItIs | None = None if running.origin is None else running.origin.current
         self._swaps = 0
         # Both may be taken again by their own thread: a signal handler may swap or close.
         self._state, self._swapping = threading.RLock(), threading.RLock()
@@ -232,7 +232,8 @@ class Detector:
         freed with the last of them. Until then both are in memory. A `frame_buffer()` stays usable.
 
         model: as load() takes it. Without one, the published folder that the present model came from is asked for its
-        current version: False at once when that is still the one that was tried last, so a loop can ask every second.
+        current version: False at once when that is still the one that was tried last, so a loop can ask every second;
+        one that was damaged and is published again is tried again.
         Of a published folder only the current version counts: what runs already is the one to fall back to.
         changed: arguments of load() that are to differ from now on.
 
@@ -242,15 +243,14 @@ class Detector:
         with self._swapping:
             origin = self._open().origin
             options = dataclasses.replace(self._options, **changed)
+            current: AsItIs | None = None
             if model is None:
                 if origin is None:
                     raise InvalidInput("swap() without a model is for models of a published folder: name the new one")
                 model = origin.folder
-                current = read_current(model)[0]
+                current = as_it_is(origin.folder, read_current(model)[0])
                 if current == self._tried and not changed:
                     return False
-            else:
-                current = ""
             try:
                 running = start_current(model, options)
                 try:

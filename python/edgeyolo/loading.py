@@ -34,7 +34,18 @@ from .published import (
 )
 from .session import OnnxSession
 
-__all__ = ["DEFAULT_IOU", "DEFAULT_SLOTS", "LoadOptions", "Origin", "Running", "check_file", "start", "start_current"]
+__all__ = [
+    "DEFAULT_IOU",
+    "DEFAULT_SLOTS",
+    "AsItIs",
+    "LoadOptions",
+    "Origin",
+    "Running",
+    "as_it_is",
+    "check_file",
+    "start",
+    "start_current",
+]
 
 MAX_SLOTS = 16
 DEFAULT_SLOTS, DEFAULT_IOU = 2, 0.7
@@ -79,15 +90,28 @@ class LoadOptions:
             )
 
 
+AsItIs = tuple[str, int, int]
+"""Id, inode and time of change of a version's folder. One that was damaged and is published again has the same id."""
+
+
+def as_it_is(folder: Path, version: str) -> AsItIs:
+    try:
+        facts = (folder / VERSIONS / version).stat()
+    except OSError:  # it is missing, or cannot be looked at
+        return version, 0, 0
+    return version, facts.st_ino, facts.st_mtime_ns
+
+
 @dataclass(frozen=True)
 class Origin:
-    """The published folder that a model came from. current: the version that `current` named when it was loaded.
+    """The published folder that a model came from. current: the version that `current` named when it was loaded, as it
+    was then.
 
     told: for info(): which version and file run, and what was passed over, why.
     """
 
     folder: Path
-    current: str
+    current: AsItIs
     told: dict[str, Any]
 
 
@@ -229,7 +253,7 @@ def start_published(folder: Path, options: LoadOptions) -> Running:
 
 def start_version(folder: Path, version: str, current: str, options: LoadOptions, *, fallback: str = "") -> Running:
     """The version's first model that meets what is required and runs here. fallback: why it is not the current one."""
-    require = options.require or "verified"
+    require, seen = options.require or "verified", as_it_is(folder, current)
     skipped: list[tuple[PublishedModel, EdgeYoloError]] = []
     with open_version(folder, version, public_key=options.public_key) as opened:
         opened.check()
@@ -253,7 +277,7 @@ def start_version(folder: Path, version: str, current: str, options: LoadOptions
             }
             for passed, reason in skipped:
                 log.warning("%s: %s is used, not %s: %s", opened.folder, model.file, passed.file, reason)
-            return replace(running, origin=Origin(folder.absolute(), current, told))
+            return replace(running, origin=Origin(folder.absolute(), seen, told))
     reasons = "; ".join(f"{model.file}: {reason}" for model, reason in skipped)
     kind = type(skipped[0][1]) if len(skipped) == 1 else EngineError
     raise kind(f"{opened.folder}: none of its models can be used here: {reasons}")

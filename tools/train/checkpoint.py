@@ -54,11 +54,12 @@ CACHED = ("anchors", "strides", "shape")  # a head keeps the grid of the last pi
 @dataclass(frozen=True)
 class Loaded:
     """A model to train. model: an Ultralytics DetectionModel, FP32, in training mode, on the CPU. names: its classes.
-    stride: image sides are multiples of it. imgsz: (height, width) it was trained for, None when it is not told.
-    sha256: of the file. lines: what was done to it."""
+    known: those that the file has. stride: image sides are multiples of it. imgsz: (height, width) it was trained for,
+    None when it is not told. sha256: of the file. lines: what was done to it."""
 
     model: Any = field(repr=False, compare=False)
     names: dict[int, str]
+    known: dict[int, str]
     stride: int
     imgsz: tuple[int, int] | None
     sha256: str
@@ -87,7 +88,10 @@ def load_for_training(path: Path | str, names: Mapping[int, str] | None = None, 
     model.args = _default_args()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".dfl." not in name)  # the DFL's weights are the numbers 0 ... reg_max - 1
-    return Loaded(model.train(), dict(model.names), weights.stride, weights.default_imgsz, weights.sha256, tuple(lines))
+    return Loaded(
+        model.train(), dict(model.names), dict(weights.names), weights.stride, weights.default_imgsz, weights.sha256,
+        tuple(lines),
+    )  # fmt: skip
 
 
 def _default_args() -> Any:
