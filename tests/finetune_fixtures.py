@@ -28,6 +28,12 @@ def signs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 and 4 pictures of 64 pixels: 3 steps of 16 an epoch, and the second update after the third step."""
+    return dataset.write(tmp_path_factory.mktemp("data") / "more", train=48, val=4, imgsz=SIDE, seed=4)
+
+
+@pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 and 4 pictures of 64 pixels: 3 steps of 4 an epoch."""
     return dataset.write(tmp_path_factory.mktemp("data") / "few", train=12, val=4, imgsz=SIDE, seed=2)

@@ -20,7 +20,10 @@ from edgeyolo.examples.signs import CLASSES
 from edgeyolo.tools import finetune
 from edgeyolo.tools.finetune import FineTune
 from edgeyolo.tools.finetune_loop import Loop
+from edgeyolo.tools.train import snapshot
 from edgeyolo.tools.train.checkpoint import load_for_training
+from edgeyolo.tools.train.flat import ParamGroup
+from edgeyolo.tools.train.step import TrainStep
 
 import edgeyolo
 from edgeyolo.cli import main
@@ -61,7 +64,7 @@ def test_from_the_checkpoint_to_the_published_model(
     assert "resumed: 2 of 2 epochs" in capsys.readouterr().err
     assert (run / "best.pt").read_bytes() == before
     assert main(words) == 2
-    assert "holds a run: resume it, or name another folder" in capsys.readouterr().err
+    assert "holds a run: resume it (resume, --resume), or name another folder" in capsys.readouterr().err
 
     # What is worse than the start is exported, and published only when that is asked for.
     def from_better(loop: Loop, run: Callable[[Loop], FineTune] = Loop.run) -> FineTune:
@@ -73,7 +76,7 @@ def test_from_the_checkpoint_to_the_published_model(
     assert main(other) == 1
     err = capsys.readouterr().err
     assert "not published: mAP50-95 is 0." in err and "less than 0.9999 at the start" in err
-    assert f"next: edgeyolo publish {run / 'export'} --to {tmp_path / 'other'}" in err
+    assert f"to publish it all the same: edgeyolo publish {run / 'export'} --to {tmp_path / 'other'}" in err
     assert not (tmp_path / "other").exists() and (to / "current").read_bytes() == version
     assert main([*other, "--publish-worse"]) == 0
     assert (tmp_path / "other" / "current").exists()
@@ -126,24 +129,26 @@ def show(what, done, total, rate):
         if len(steps) == {kill}:
             os.kill(os.getpid(), signal.SIGKILL)
 print('begun', flush=True)
-finetune({weights!r}, {data!r}, epochs=2, imgsz=64, batch=4, lr=1e-3, optimizer='sgd', save_seconds=0, out={out!r},
-         resume={resume}, progress=show)
+finetune({weights!r}, {data!r}, epochs=2, imgsz=64, batch={batch}, lr=1e-2, optimizer='sgd', save_seconds=0,
+         out={out!r}, resume={resume}, progress=show)
 """
 
 
-def code(few: Path, out: Path, *, kill: int = 0, resume: bool = False) -> str:
-    return CODE.format(weights=str(SIGNS), data=str(few), out=str(out), kill=kill, resume=resume)
+def code(data: Path, out: Path, *, batch: int = 4, kill: int = 0, resume: bool = False) -> str:
+    return CODE.format(weights=str(SIGNS), data=str(data), out=str(out), batch=batch, kill=kill, resume=resume)
 
 
-def test_three_steps_and_kill_and_three_are_six(few: Path, tmp_path: Path) -> None:
-    whole = tuned(few, tmp_path / "whole")
+def test_three_steps_and_kill_and_three_are_six(more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"batch": 16, "lr": 1e-2}
+    whole = tuned(more, tmp_path / "whole", **options)
     run = tmp_path / "run"
     # The state after step 4 is saved after this event: what it goes on from is step 3, the end of the first epoch.
-    killed = subprocess.run(python(code(few, run, kill=4)), capture_output=True, text=True, check=False)
+    killed = subprocess.run(python(code(more, run, batch=16, kill=4)), capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (run / "last.pt").exists()
+    kept = {part: shutil.copytree(run, tmp_path / part) for part in ("gradient", "optimizer")}
     told: Told = []
-    result = tuned(few, run, told, resume=True)
+    result = tuned(more, run, told, **options, resume=True)
     assert "resumed: 1 of 2 epochs and 0 steps are done" in told
     assert same(whole.last, result.last) and same(whole.best, result.best)
     assert not same(whole.last, SIGNS)
@@ -154,6 +159,16 @@ def test_three_steps_and_kill_and_three_are_six(few: Path, tmp_path: Path) -> No
     events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [event["epoch"] for event in events if event["event"] == "epoch"] == [1, 2]
     assert len(table(run)) == 2
+
+    # The three steps after the kill learn, from all that was saved: without a part of it they end elsewhere.
+    real = snapshot.put
+    for part, forgetful in kept.items():
+
+        def put(step: TrainStep, saved: dict[str, Any], row: int, part: str = part) -> None:
+            real(step, saved | {part: [torch.zeros_like(t) for t in saved[part]]}, row)
+
+        monkeypatch.setattr(snapshot, "put", put)
+        assert not same(whole.last, tuned(more, forgetful, **options, resume=True).last), part
 
 
 def test_a_stop_within_an_epoch_changes_no_number(few: Path, tmp_path: Path) -> None:
@@ -182,13 +197,13 @@ def test_a_stop_within_an_epoch_changes_no_number(few: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_kill_9_at_random_moments(few: Path, tmp_path: Path) -> None:
     """A chain of kills: each run goes on with what the killed one before it left."""
-    whole = tuned(few, tmp_path / "whole")
+    whole = tuned(few, tmp_path / "whole", lr=1e-2)
     run = tmp_path / "run"
 
     def check(number: int) -> None:
         if number == 0:
             return
-        result = tuned(few, run, resume=run.exists())
+        result = tuned(few, run, lr=1e-2, resume=run.exists())
         assert same(whole.last, result.last) and same(whole.best, result.best)
 
     def prepare(_: int) -> None:
@@ -204,12 +219,47 @@ def test_resume_needs_the_same_run(few: Path, tmp_path: Path) -> None:
     tuned(few, tmp_path / "run", epochs=1)
     with pytest.raises(InvalidInput, match=r"the state of another run \(options.seed: 0 then, 1 now\)"):
         tuned(few, tmp_path / "run", epochs=1, seed=1, resume=True)
-    with pytest.raises(InvalidInput, match=r"another run \(data: "):
-        (few.parent / "labels" / "train" / "000000.txt").rename(few.parent / "kept")
+    for split in ("train", "val"):
+        label = few.parent / "labels" / split / "000000.txt"
+        text = label.read_text()
+        label.write_text(text + "0 0.5 0.5 0.1 0.1\n")
         try:
-            tuned(few, tmp_path / "run", epochs=1, resume=True)
+            with pytest.raises(InvalidInput, match=rf"another run \({split}: "):
+                tuned(few, tmp_path / "run", epochs=1, resume=True)
         finally:
-            (few.parent / "kept").rename(few.parent / "labels" / "train" / "000000.txt")
+            label.write_text(text)
+    swapped = few.with_name("swapped.yaml")
+    swapped.write_text(
+        few.read_text().replace("0: stop", "0: x").replace("1: give_way", "1: stop").replace("x", CLASSES[1])
+    )
+    with pytest.raises(InvalidInput, match=r"classes.0: 'stop' then, 'give_way' now"):
+        tuned(swapped, tmp_path / "run", epochs=1, resume=True)
+    # What the file system or the number of GPUs does not change, goes on.
+    assert tuned(few, tmp_path / "run", epochs=1, resume=True).history[0]["epoch"] == 1
+
+
+def test_what_the_export_would_refuse_is_refused_before_the_training(few: Path, more: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    wrong: list[tuple[Path, dict[str, Any], str]] = [
+        (few, {}, "calibration needs at least 16 pictures, found 12"),
+        (more, {"precision": "fp8"}, "precision must be"),
+        (more, {"then": ("export", "publish"), "publish_to": more}, "is to become a published folder, and is a file"),
+    ]
+    for data, options, told in wrong:
+        with pytest.raises(InvalidInput, match=told):
+            tuned(data, run, **{"then": ("export",), **options})
+        assert not (run / "resume.state").exists()
+
+
+def test_a_label_that_is_left_out_is_left_out_of_the_export_too(more: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(more.parent, tmp_path / "data") / more.name
+    data.write_text(data.read_text().replace(str(more.parent), str(data.parent)))
+    labels = sorted((data.parent / "labels" / "val").iterdir())
+    labels[0].write_text("99 0.5 0.5 0.1 0.1\n")
+    labels[1].write_bytes(b"\xef\xbb\xbf" + labels[1].read_bytes())
+    result = tuned(data, tmp_path / "run", epochs=1, batch=16, then=("export",))
+    assert result.export is not None
+    assert result.export.record["models"][0]["verification"]["metrics"]["pictures"] == {"given": 3, "compared": 3}
 
 
 # ------------------------------------------------------------------------------------------------ classes, time, rules
@@ -223,6 +273,25 @@ def test_a_new_class(few: Path, tmp_path: Path) -> None:
     assert any(line.startswith("musgd, learning rate 0.01 (auto: 1 new classes)") for line in told)
     assert load_for_training(result.best).names == {**dict(enumerate(CLASSES)), 8: "bollard"}
     assert list(result.metrics.classes) == list(range(9))
+
+
+def test_weight_decay_and_optimizer_are_those_of_ultralytics(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5e-4 for 64 pictures of an update, however short the run; the optimizer that the epochs asked for would get."""
+    seen: list[float] = []
+    real = Loop.table
+
+    def table(self: Loop, groups: list[ParamGroup]) -> Any:
+        seen.append(max(group.weight_decay for group in groups))
+        return real(self, groups)
+
+    monkeypatch.setattr(Loop, "table", table)
+    told: Told = []
+    tuned(few, tmp_path / "run", told, epochs=None, time=1e-3, optimizer="auto", lr=None)
+    tuned(few, tmp_path / "five", told, epochs=1, batch=5)
+    assert (seen[0], seen[-1]) == (5e-4, 5e-4 * 5 * 13 / 64)
+    assert any(line.startswith("adamw, learning rate 0.000833 (auto: 100 updates") for line in told)
 
 
 def test_a_time_budget(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

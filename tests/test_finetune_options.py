@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from edgeyolo.tools.finetune_options import FineTuneOptions, choose_folder, choose_rates, seconds
+from edgeyolo.tools.finetune_setup import torch_device
 
 from edgeyolo.errors import InvalidInput
 
@@ -21,7 +22,7 @@ def test_rates() -> None:
     assert (sgd.optimizer, sgd.lr, sgd.momentum, sgd.warmup_bias_lr) == ("sgd", 1e-3, 0.937, 1e-3)
 
 
-@pytest.mark.parametrize(("text", "value"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("2", 120)])
+@pytest.mark.parametrize(("text", "value"), [("90s", 90), ("20m", 1200), ("1.5h", 5400)])
 def test_time_texts(text: str, value: float) -> None:
     assert seconds(text) == value
 
@@ -37,11 +38,18 @@ def test_time_texts(text: str, value: float) -> None:
         ({"publish_to": Path("door")}, "put 'publish' into then too"),
         ({"augment": {"flip": 0.5}}, "augment: no setting 'flip'; there are .*fliplr"),
         ({"augment": {"fliplr": 2}}, "fliplr goes from 0 to 1"),
+        ({"augment": {"mosaic": "1"}}, "augment: mosaic must be a number, found '1'"),
+        ({"augment": {"hsv_h": 1.5}}, "hsv_h goes from 0 to 1"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         FineTuneOptions(**options)
+
+
+def test_augmentation() -> None:
+    made = FineTuneOptions(seed=7, augment={"hsv_s": 0.1, "mosaic": 0}).augmentation(320)
+    assert (made.imgsz, made.seed, made.hsv, made.mosaic, made.scale) == (320, 7, (0.015, 0.1, 0.4), 0, 0.5)
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +59,21 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for expected in ("signs-few", "signs-few-2", "signs-few-3"):
         assert choose_folder(None, weights, data, False) == base / expected
         (base / expected).mkdir(parents=True)
+        assert choose_folder(None, weights, data, False) == base / expected  # empty: no run began there
+        (base / expected / "resume.state").touch()
+        assert choose_folder(None, weights, data, True) == base / expected
+    (base / "signs-few-4").mkdir()
     assert choose_folder(None, weights, data, True) == base / "signs-few-3"
     with pytest.raises(InvalidInput, match="lies in the run folder"):
         choose_folder(weights.parent, weights, data, False)
+
+
+def test_devices() -> None:
+    assert torch_device("cpu").type == "cpu"
+    for name in ("gpu", "meta", "cuda:x"):
+        with pytest.raises(InvalidInput, match=f"such as 0 or cuda:0; found '{name}'"):
+            torch_device(name)
+    far = 4096
+    for wrong in (far, f"{far}", f"cuda:{far}"):
+        with pytest.raises(InvalidInput, match="use cpu or auto"):
+            torch_device(wrong)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from edgeyolo.tools import finetune
+from edgeyolo.tools.train.augment import Augment
 from edgeyolo.tools.train.evaluate import Validation
 from edgeyolo.tools.train.step import Inputs, TrainStep
-from edgeyolo.tools.train.watch import Diverged
+from edgeyolo.tools.train.watch import Diverged, NotFinite, Watch
 
 from edgeyolo.errors import DeviceError
 from finetune_small import SIDE, SIGNS, Told, same, tuned
@@ -68,6 +69,69 @@ def test_out_of_memory_when_the_start_is_measured(few: Path, tmp_path: Path, mon
     assert 0 <= result.start["map50_95"] <= 1
 
 
+def test_out_of_memory_in_an_epoch_that_was_resumed_in_its_middle(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each picture of the epoch is seen once, whatever the batch was before."""
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def stop(what: str, done: int, total: int, rate: float) -> None:
+        if what == "epoch 1 of 1" and done == 2:
+            raise Stopped
+
+    options: dict[str, Any] = {"epochs": 1, "save_seconds": 0}
+    with pytest.raises(Stopped):
+        tuned(few, tmp_path / "run", **options, progress=stop)  # the state that is saved is that after one step
+    seen: list[int] = []
+    real, data = TrainStep.run, Augment.__call__
+    drawn: list[Any] = []
+
+    def call(self: Augment, indices: Any, *rest: Any) -> Any:
+        drawn.append(list(indices))
+        return data(self, indices, *rest)
+
+    def run(self: TrainStep, inputs: Inputs, update: bool = True) -> None:
+        if len(inputs.images) > 2:
+            raise torch.OutOfMemoryError("no words that anybody looks for")
+        seen.extend(drawn[-1])
+        real(self, inputs, update)
+
+    monkeypatch.setattr(TrainStep, "run", run)
+    monkeypatch.setattr(Augment, "__call__", call)
+    told: Told = []
+    result = tuned(few, tmp_path / "run", told, **options, resume=True)
+    place = "it goes on from the state that was resumed, after 2 of 6 steps"
+    assert f"out of memory in epoch 1: {place} with half the batch, 2" in told
+    assert len(seen) == 8 == len(set(seen))
+    whole = tuned(few, tmp_path / "whole", epochs=1, batch=2)
+    key = "one-to-one class loss"
+    assert result.history[0][key] == pytest.approx(whole.history[0][key], rel=0.5)  # a mean, not a sum
+
+
+def test_out_of_memory_while_the_first_tensor_is_looked_for(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no words that anybody looks for")
+
+    calls = iter(range(100))
+    real = Watch.look
+
+    def look(self: Watch) -> dict[str, Any]:
+        if next(calls) == 0:
+            raise NotFinite("a loss is not finite")
+        return real(self)
+
+    monkeypatch.setattr("edgeyolo.tools.finetune_loop.find", full)
+    monkeypatch.setattr(Watch, "look", look)
+    told: Told = []
+    result = tuned(few, tmp_path / "run", told, epochs=1, amp="bf16")
+    assert any("could not be looked for, for want of memory. From here on amp is off" in line for line in told)
+    assert [row["amp"] for row in result.history] == ["off"]
+
+
 def test_pictures_that_do_not_fit_go_to_the_disk(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.full
 
@@ -115,7 +179,7 @@ def test_an_overflow_in_half_precision_is_named_and_left(few: Path, tmp_path: Pa
     )
     line = next(line for line in told if "the first:" in line)
     assert line.startswith("epoch 1: a loss is not finite; the first: step 0: the output of model.1.conv (Conv2d): ")
-    assert line.endswith("From here on amp is off; the epoch begins anew")
+    assert line.endswith("From here on amp is off; it begins anew")
     assert [row["amp"] for row in result.history] == ["off"]
     assert result.metrics.map50_95 >= 0
 

@@ -358,3 +358,13 @@ def test_profile_groups_kernels_by_what_they_do(tmp_path: Path) -> None:
     }  # fmt: skip
     assert next(iter(groups)) == "convolution"
     assert busy(device_events(path)) == 5 + 42  # two at once count once
+
+
+def test_body_of_a_model_that_counts_its_sources_backwards() -> None:
+    """yolov3-tiny takes maps from "the layer before the last one"."""
+    model = yolo("yolov3-tiny", NC).double().train()
+    x = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    mine, expected = DetectionBody(model)(x), raw_outputs(copy.deepcopy(model), x)
+    assert len(mine) == len(expected) == 1
+    for ours, theirs in zip(mine, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

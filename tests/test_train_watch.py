@@ -12,7 +12,7 @@ import torch
 from edgeyolo.tools.train import snapshot
 from edgeyolo.tools.train.clock import Clock
 from edgeyolo.tools.train.step import TrainStep
-from edgeyolo.tools.train.watch import OUT_OF_MEMORY, NonFinite, NotFinite, Watch, find, first_non_finite
+from edgeyolo.tools.train.watch import NonFinite, NotFinite, Watch, find, first_non_finite, out_of_memory
 from torch import nn
 
 from edgeyolo.errors import InvalidInput
@@ -161,8 +161,28 @@ def test_overflow_is_ordinary_until_the_scale_is_below_one() -> None:
 
 
 def test_out_of_memory_is_a_type() -> None:
-    assert issubclass(torch.OutOfMemoryError, OUT_OF_MEMORY) and issubclass(MemoryError, OUT_OF_MEMORY)
-    assert not isinstance(RuntimeError("CUDA out of memory"), OUT_OF_MEMORY)
+    assert out_of_memory(torch.OutOfMemoryError()) and out_of_memory(MemoryError())
+    assert not out_of_memory(RuntimeError("CUDA out of memory"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 62, dtype=torch.uint8)
+    assert out_of_memory(caught.value)
+    pinned = torch.AcceleratorError("CUDA error: out of memory")
+    assert not out_of_memory(pinned)
+    pinned.error_code = 2
+    assert out_of_memory(pinned)
+
+
+def test_statistics_of_a_norm_that_are_not_finite_are_seen() -> None:
+    step = step_with()
+    step(*data(0))
+    watch = Watch(step)
+    watch.look()
+    name = next(name for name, _ in step.model.named_buffers() if name.endswith("running_var"))
+    step.model.get_buffer(name).fill_(torch.inf)
+    with pytest.raises(NotFinite, match="statistics of a norm"):
+        watch.look()
+    found = first_non_finite(step, data(1), 3)
+    assert found is not None and (found.layer, found.tensor) == (name.rpartition(".")[0], "the running_var")
 
 
 # ------------------------------------------------------------------------------------------------ snapshots

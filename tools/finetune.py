@@ -14,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeyolo.errors import InvalidInput
+
 from .export import export
-from .export_options import Precision
+from .export_gate import Gate
+from .export_options import ExportOptions, Precision, choose_images
 from .finetune_loop import FineTune, Loop
 from .finetune_options import Amp, FineTuneOptions, Optimizer, Then, choose_folder
-from .finetune_setup import Progress, Told, set_up
+from .finetune_setup import Progress, Setup, Told, set_up
 from .publish import publish
 from .runfolder import RunFolder
 from .train.log import RunLog
@@ -45,11 +48,11 @@ def finetune(
     augment: Mapping[str, Any] | None = None,
     resume: bool = False,
     out: Path | str | None = None,
-    then: Sequence[Then] = (),
+    then: Then | Sequence[Then] = (),
     publish_to: Path | str | None = None,
     publish_worse: bool = False,
     precision: Precision = "fp16",
-    device: str = "auto",
+    device: str | int = "auto",
     trust: bool = False,
     save_seconds: float = SAVE_SECONDS,
     told: Told | None = None,
@@ -69,14 +72,15 @@ def finetune(
     two resume states within an epoch; 0: after each step.
     then: "export", "publish": in `precision`, to the folder `publish_to`, by default "published" in the run folder; a
     model of lower mAP50-95 than that of the start only if publish_worse.
-    device: "auto", "cpu", "cuda:0". told: called with a line of text for each decision. progress: see Progress.
+    device: "auto", "cpu", 0, "cuda:1". told: called with a line of text for each decision. progress: see Progress.
 
     On a CPU equal arguments give equal weights, interrupted or not. Raises InvalidInput for arguments and data that
     cannot be used, ManifestError for files, DeviceError when not even one picture fits, Diverged for values that are
     not finite in full precision too.
     """
     options = FineTuneOptions(
-        epochs, batch, imgsz, optimizer, lr, freeze, amp, seed, time, close_mosaic, dict(augment or {}), tuple(then),
+        epochs, batch, imgsz, optimizer, lr, freeze, amp, seed, time, close_mosaic, dict(augment or {}),
+        (then,) if isinstance(then, str) else tuple(then),
         None if publish_to is None else Path(publish_to).expanduser(),
     )  # fmt: skip
     weights, data, begun = Path(weights).expanduser(), Path(data).expanduser(), clock.monotonic()
@@ -91,6 +95,8 @@ def finetune(
                 told(line)
 
         setup = set_up(weights, data, options, folder, device, trust, say, show)
+        to = options.publish_to or folder / "published"
+        pictures = export_pictures(setup, precision, to) if options.then else {}
         loop = Loop(setup, options, folder, begun, save_seconds, log, say, show)
         if resume:
             loop.resume()
@@ -98,7 +104,7 @@ def finetune(
         if "export" not in options.then:
             return done
         made = export(
-            done.best, precision=precision, calib=data, imgsz=setup.imgsz, out=folder / "export", told=say,
+            done.best, precision=precision, **pictures, imgsz=setup.imgsz, out=folder / "export", told=say,
             progress=lambda step, count, total: show(f"{step} the export", count, total, 0.0),
         )  # fmt: skip
         done = replace(done, export=made)
@@ -108,7 +114,19 @@ def finetune(
         if why:
             say(f"not published: {why}")
             return done
-        to = options.publish_to or folder / "published"
         done = replace(done, publication=publish(made.folder, to))
         say(f"published in {to}")
         return done
+
+
+def export_pictures(setup: Setup, precision: Precision, to: Path) -> dict[str, Any]:
+    """calib and verify_on for export(): the pictures that the label check accepted. Raises now what export() and
+    publish() would raise after the training."""
+    if to.exists() and not to.is_dir():
+        raise InvalidInput(f"{to} is to become a published folder, and is a file: name another one")
+    ExportOptions(precision=precision)
+    chosen = {"calib": list(setup.data.pictures), "verify_on": list(setup.val.pictures)}
+    if precision == "fp32":
+        del chosen["calib"]
+    Gate(choose_images(precision, chosen.get("calib"), chosen["verify_on"]).verification).check_labels(setup.names)
+    return chosen

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgeyolo.errors import DeviceError
+from edgeyolo.errors import DeviceError, InvalidInput
 
 from .export import Export
 from .finetune_options import NBS, FineTuneOptions
@@ -31,7 +31,7 @@ from .train.flat import ParamGroup
 from .train.log import RunLog, described, losses, means
 from .train.schedule import warm_up_and_decay
 from .train.step import TrainStep, detection_step
-from .train.watch import OUT_OF_MEMORY, Diverged, NotFinite, Watch, find
+from .train.watch import Diverged, NotFinite, Watch, find, out_of_memory
 
 __all__ = ["FineTune", "Loop"]
 
@@ -39,6 +39,7 @@ BEST, LAST, RESUME = "best.pt", "last.pt", "resume.state"
 WEIGHT_DECAY = 5e-4
 LOOK_STEPS, LOOK_SECONDS = 50, 2.0  # between two looks at the device
 VALIDATION_BATCH = 16
+ROUNDING = 0.002  # of mAP: what saving in half precision moves it on a few pictures
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class FineTune:
     def worse(self) -> str:
         """What to say where the start was better; without labels to measure on nothing was."""
         now, before = self.metrics.map50_95, self.start.get("map50_95", math.nan)
-        return f"mAP50-95 is {now:.4f}, less than {before:.4f} at the start" if now < before else ""
+        return f"mAP50-95 is {now:.4f}, less than {before:.4f} at the start" if now < before - ROUNDING else ""
 
 
 class Loop:
@@ -93,7 +94,9 @@ class Loop:
                     continue
                 pictures, seconds = self.train_epoch()
                 metrics = self.measure(f"epoch {self.epoch + 1}")
-            except (NotFinite, *OUT_OF_MEMORY) as error:
+            except Exception as error:
+                if not isinstance(error, NotFinite) and not out_of_memory(error):
+                    raise
                 # Its traceback holds frames, and these the memory that the next try needs.
                 wrong = error.with_traceback(None)
             if isinstance(wrong, NotFinite):
@@ -180,10 +183,12 @@ class Loop:
 
     def finish(self) -> FineTune:
         """Measures what is left behind: the file, with its weights in half precision."""
+        best = self.folder / BEST
         self.save_model(LAST, None)
+        if not best.exists():
+            raise InvalidInput(f"{best} is gone, and the run has ended: take {self.folder / LAST}, or train anew")
         self.validation.forget()
         self.drop_step()  # their memory is needed no more
-        best = self.folder / BEST
         made = load_for_training(best).model.to(self.setup.device)
         metrics = self.validation(made, lambda done, total: self.show("measuring the best", done, total, 0.0))
         measured = means(metrics)
@@ -208,7 +213,7 @@ class Loop:
             self.setup.model().to(self.setup.device),
             optimizer=self.setup.rates.optimizer,
             lr=self.setup.rates.lr,
-            weight_decay=WEIGHT_DECAY * self.batch * self.accumulate / NBS,
+            weight_decay=WEIGHT_DECAY * self.batch * max(round(NBS / self.batch), 1) / NBS,
             schedule=self.table,
             amp=self.amp,
             accumulate=self.accumulate > 1,
@@ -291,9 +296,32 @@ class Loop:
         self.batch, self.amp, self.epochs = (self.safe[key] for key in ("batch", "amp", "epochs"))
         self.best, self.start, self.history = (self.safe[key] for key in ("best", "start", "history"))
         self.begun -= self.safe["seconds"]
-        set_rng_state(self.safe["rng"])
+        try:
+            set_rng_state(self.safe["rng"])
+        except InvalidInput as error:  # another number of GPUs; batches are drawn from the seed and the step
+            self.say(f"random generators of other code are left as they are: {error}")
         self.log.resume(self.history)
         self.say(f"resumed: {self.epoch} of {self.epochs} epochs and {self.position} steps are done")
+
+    def go_back(self) -> None:
+        """To the state that is safe, with a step for the present batch and precision. That is the epoch's begin, or
+        where the run was resumed; pictures count there, since the batch may have been another."""
+        before = self.safe.get("position", 0)  # nothing is safe yet where the start did not fit
+        self.epoch, self.position = self.safe.get("epoch", 0), before * self.safe.get("batch", 0) // self.batch
+        try:
+            self.make_step(self.safe.get("step"))
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return self.halve_batch()
+        if before:
+            self.step.sums.mul_(self.position / before)  # of means over steps
+        return None
+
+    def place(self) -> str:
+        if not self.position:
+            return "it begins anew"
+        return f"it goes on from the state that was resumed, after {self.position} of {self.steps} steps"
 
     def halve_batch(self) -> None:
         """After too little memory: the epoch once more, in smaller steps."""
@@ -303,21 +331,27 @@ class Loop:
                 "freeze layers, or free memory that other processes hold"
             )
         self.batch //= 2
-        self.say(f"out of memory in epoch {self.epoch + 1}: it begins anew with half the batch, {self.batch}")
-        self.epoch, self.position = self.safe.get("epoch", 0), 0  # nothing is safe yet where the start did not fit
-        self.make_step(self.safe.get("step"))
-        self.step.reset_sums()
+        epoch = self.epoch + 1
+        self.go_back()
+        self.say(f"out of memory in epoch {epoch}: {self.place()} with half the batch, {self.batch}")
 
     def leave_half_precision(self, seen: NotFinite) -> None:
         """Finds the tensor that was the first, by doing the epoch again; then the epoch once more, in the next wider
         precision. Raises Diverged where there is none."""
-        self.epoch, self.position = self.safe["epoch"], self.safe["position"]  # find() leaves them alone
-        snapshot.put(self.step, self.safe["step"], self.epoch * self.steps + self.position)
-        found = find(self.step, self.batches())
-        what = f"epoch {self.epoch + 1}: {seen}; " + (f"the first: {found}" if found else "not so when it was repeated")
+        what = f"epoch {self.epoch + 1}: {seen}; {self.look_again()}"
         if self.amp == "off":
             raise Diverged(f"{what}. The last good state is kept. Lower the learning rate (lr), or look at the labels")
         bf16 = self.setup.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.amp = "bf16" if self.amp == "fp16" and bf16 else "off"
-        self.say(f"{what}. From here on amp is {self.amp}; the epoch begins anew")
-        self.make_step(self.safe["step"])
+        self.go_back()
+        self.say(f"{what}. From here on amp is {self.amp}; {self.place()}")
+
+    def look_again(self) -> str:
+        self.go_back()
+        try:
+            found = find(self.step, self.batches())  # which leaves epoch and position alone
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return "the first tensor could not be looked for, for want of memory"
+        return f"the first: {found}" if found else "not so when it was repeated"

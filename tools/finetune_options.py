@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -23,6 +24,7 @@ EPOCHS = 100
 MOST_EPOCHS = 1000  # with a time budget, where the time decides
 MOST_STEPS = 200_000  # of a schedule whose end is not known: the table is on the device
 LONG_RUN = 10_000  # updates
+HSV = ("hsv_h", "hsv_s", "hsv_v")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -66,11 +68,19 @@ class FineTuneOptions:
             raise InvalidInput(f"then must be 'export' or 'export', 'publish'; found {', '.join(self.then)}")
         if self.publish_to is not None and "publish" not in self.then:
             raise InvalidInput("publish_to (--to) is the folder of what is published: put 'publish' into then too")
-        known = {item.name for item in fields(Augment)} - {"imgsz", "seed", "pad"}
-        for name in self.augment:
+        known = {item.name for item in fields(Augment)} - {"imgsz", "seed", "pad", "hsv"} | set(HSV)
+        for name, value in self.augment.items():
             if name not in known:
                 raise InvalidInput(f"augment: no setting {name!r}; there are {', '.join(sorted(known))}")
-        Augment(self.imgsz or 640, **self.augment)  # says what is wrong with a value
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InvalidInput(f"augment: {name} must be a number, found {value!r}")
+        self.augmentation(self.imgsz or 640)  # says what is wrong with a value
+
+    def augmentation(self, imgsz: int, **more: Any) -> Augment:
+        """hsv_h, hsv_s and hsv_v are one setting of Augment."""
+        hsv = tuple(self.augment.get(name, default) for name, default in zip(HSV, Augment.hsv, strict=True))
+        rest = {name: value for name, value in self.augment.items() if name not in HSV}
+        return Augment(imgsz, seed=self.seed, hsv=hsv, **rest, **more)
 
     def epochs_for(self, batches: int) -> int:
         """The epochs of the run; with a time budget the most that it may have. batches: steps of an epoch."""
@@ -85,11 +95,11 @@ class FineTuneOptions:
 
 
 def seconds(text: str) -> float:
-    """A time budget: "90s", "20m", "1.5h"; a bare number counts minutes."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", text.lower())
+    """A time budget: "90s", "20m", "1.5h". A bare number might be meant in any of them."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh])\s*", text.lower())
     if match is None or not float(match[1]):
         raise InvalidInput(f"expected a time such as 90s, 20m or 1.5h, found {text!r}")
-    return float(match[1]) * UNITS[match[2] or "m"]
+    return float(match[1]) * UNITS[match[2]]
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,10 @@ def choose_amp(amp: Amp, cuda: bool) -> Literal["fp16", "bf16", "off"]:
     return amp
 
 
+def holds_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("resume.state", "best.pt"))
+
+
 def choose_folder(out: Path | str | None, weights: Path, data: Path, resume: bool) -> Path:
     """The run folder: `out`, or runs/finetune/WEIGHTS-DATA with a number where there are others; to resume, the last.
 
@@ -141,14 +155,16 @@ def choose_folder(out: Path | str | None, weights: Path, data: Path, resume: boo
     """
     if out is not None:
         folder = Path(out).expanduser()
-        if not resume and any((folder / name).exists() for name in ("resume.state", "best.pt")):
-            raise InvalidInput(f"{folder} holds a run: resume it, or name another folder")
+        if not resume and holds_run(folder):
+            raise InvalidInput(f"{folder} holds a run: resume it (resume, --resume), or name another folder")
     else:
         label = data.parent.resolve().name if data.stem == "data" else data.stem
         base = Path("runs") / "finetune" / f"{weights.stem}-{label}"
         folders: Sequence[Path] = [base, *(base.with_name(f"{base.name}-{n}") for n in range(2, 10_000))]
-        free = next(index for index, path in enumerate(folders) if not path.exists())
-        folder = folders[max(free - 1, 0)] if resume else folders[free]
+        # What a run left that ended before it began, over an argument or its data, is no run.
+        free = next(index for index, path in enumerate(folders) if not path.exists() or not holds_run(path))
+        begun = [path for path in itertools.takewhile(Path.exists, folders) if holds_run(path)]
+        folder = (begun or [base])[-1] if resume else folders[free]
     if resume and not folder.is_dir():
         raise InvalidInput(f"there is no run in {folder} to resume")
     if weights.resolve().parent == folder.resolve():

@@ -14,14 +14,14 @@ from edgeyolo.errors import InvalidInput
 
 from .dataset import LabelReport, check_labels, read_data
 from .files import digest_of, write_atomic
-from .finetune_options import NBS, FineTuneOptions, Rates, choose_amp, choose_rates
+from .finetune_options import EPOCHS, NBS, FineTuneOptions, Rates, choose_amp, choose_rates
 from .train.augment import Augment
 from .train.checkpoint import Loaded, load_for_training
 from .train.data import Place, TrainData
 from .train.loss import bucket
 from .train.memory import free_memory, memory_plan, model_facts
 from .train.norm_silu import have_triton
-from .train.watch import OUT_OF_MEMORY
+from .train.watch import out_of_memory
 
 __all__ = ["Progress", "Setup", "Told", "set_up"]
 
@@ -53,11 +53,11 @@ class Setup:
 
 
 def set_up(
-    weights: Path, file: Path, options: FineTuneOptions, folder: Path, device: str, trust: bool, say: Told,
+    weights: Path, file: Path, options: FineTuneOptions, folder: Path, device: str | int, trust: bool, say: Told,
     show: Progress,
 ) -> Setup:  # fmt: skip
     """Tells every decision. Raises InvalidInput and ManifestError for what cannot be used."""
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = torch_device(device)
     given = read_data(file)
     loaded = load_for_training(weights, given.names, trust=trust)
     imgsz = image_size(options.imgsz, loaded)
@@ -72,8 +72,11 @@ def set_up(
     say(str(plan))
     data = decode(train, imgsz, where, plan.place, folder, say, show)
     epochs = options.epochs_for(-(-len(data) // plan.batch))
+    # Whatever a time budget makes of it, the rule is for the epochs that were asked for, as Ultralytics has it.
+    updates = -(-len(data) // max(plan.batch, NBS)) * (options.epochs or EPOCHS)
     new = len(set(given.names.values()) - set(loaded.known.values()))
-    rates = choose_rates(options, -(-len(data) // max(plan.batch, NBS)) * epochs, len(given.names), new)
+    rates = choose_rates(options, updates, len(given.names), new)
+    say(described(options, imgsz, where, amp, epochs))
     say(f"{rates.optimizer}, learning rate {rates.lr:g} ({rates.why}); weights are updated once per {NBS} pictures")
     return Setup(
         model=lambda: copy.deepcopy(loaded.model),
@@ -81,7 +84,7 @@ def set_up(
         imgsz=imgsz,
         device=where,
         data=data,
-        augment=Augment(imgsz, seed=options.seed, pad=bucket, **options.augment),
+        augment=options.augmentation(imgsz, pad=bucket),
         val=val,
         data_name=file.name,
         batch=plan.batch,
@@ -90,9 +93,41 @@ def set_up(
         rates=rates,
         identity={
             "weights": loaded.sha256,
-            "data": digest_of([data.digest, [path.name for path in val.pictures]]),
+            "classes": {str(key): name for key, name in given.names.items()},
+            "train": data.digest,
+            "val": digest_of(
+                [[p.name, p.stat().st_size, r.tolist()] for p, r in zip(val.pictures, val.labels, strict=True)]
+            ),
             "options": options.identity(),
         },
+    )
+
+
+def torch_device(name: str | int) -> torch.device:
+    """ "auto", "cpu", "cuda", "cuda:1", or the number of a GPU."""
+    there = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if there else "cpu")
+    text = f"cuda:{name}" if str(name).isdecimal() else str(name)
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInput(f"device must be auto, cpu, or a GPU such as 0 or cuda:0; found {name!r}")
+    if device.type == "cuda" and (not there or (device.index or 0) >= torch.cuda.device_count()):
+        raise InvalidInput(f"device {name!r}: torch finds {torch.cuda.device_count()} GPUs here; use cpu or auto")
+    return device
+
+
+def described(options: FineTuneOptions, imgsz: int, device: torch.device, amp: str, epochs: int) -> str:
+    """What was asked for and chosen, as a line of the log."""
+    closed = min(options.close_mosaic, epochs)
+    whole = f"the last {closed} of {epochs} epochs" if closed < epochs else "all epochs"
+    changed = ", ".join(f"{key}={value:g}" for key, value in options.augment.items()) or "as Ultralytics has it"
+    return (
+        f"{imgsz} pixels on {device}, amp {amp}, seed {options.seed}, {options.freeze} layers frozen; "
+        f"augmentation {changed}; {whole} without mosaic (close_mosaic)"
     )
 
 
@@ -134,8 +169,8 @@ def decode(
                 progress=lambda done, total: show("decoding", done, total, 0.0),
             )  # fmt: skip
             break
-        except OUT_OF_MEMORY:
-            if here == places[-1]:
+        except Exception as error:
+            if here == places[-1] or not out_of_memory(error):
                 raise
             say(f"too little memory for the pictures ({here}): they go elsewhere")
     say(f"{len(data)} pictures, decoded in {data.seconds:.1f} s ({data.place})")

@@ -44,7 +44,7 @@ def read_labels(file: Path | None, size: tuple[int, int], names: Mapping[int, st
     class_ids: list[int] = []
     if file is not None:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise ManifestError(f"{file}: cannot be read as a label file: {error}") from None
         for number, line in enumerate(lines, 1):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +122,8 @@ def _load(path: Path, data: bytes, sha256: str, trust: bool, warn: Callable[[str
         problem: EdgeYoloError = error
     except ManifestError as error:
         reason, problem = str(error), error
+        if data.startswith(b"PK") and not zipfile.is_zipfile(io.BytesIO(data)):
+            raise ManifestError(f"the file is incomplete or damaged, copy it again: {reason}") from error
     if not trust:
         raise ManifestError(
             f"{reason}, so it cannot be read without running code that the file names. Only if you made it or trust "

@@ -41,11 +41,12 @@ class DetectionBody(nn.Module):
         x = images
         kept: dict[int, torch.Tensor] = {}
 
-        def pick(source: int) -> torch.Tensor:
-            return x if source == -1 else kept[source]
+        def pick(source: int, at: int) -> torch.Tensor:
+            """Negative sources count back from layer `at`."""
+            return x if source == -1 else kept[source if source >= 0 else at + source]
 
         for layer in self.layers:
-            source = pick(layer.f) if isinstance(layer.f, int) else [pick(j) for j in layer.f]
+            source = pick(layer.f, layer.i) if isinstance(layer.f, int) else [pick(j, layer.i) for j in layer.f]
             # Nearest neighbours are copies in any precision. Autocast on CUDA would make them float32, and with them
             # the concatenation behind, the neck's largest maps, only for the next convolution to round them back.
             copies = isinstance(layer, nn.Upsample) and layer.mode == "nearest"
@@ -53,7 +54,7 @@ class DetectionBody(nn.Module):
                 x = layer(source)
             if layer.i in self.keep:
                 kept[layer.i] = x
-        maps = [pick(j) for j in self.sources]
+        maps = [pick(j, len(self.layers)) for j in self.sources]
         result = []
         for index, (box, cls) in enumerate(self.branches):
             if index:

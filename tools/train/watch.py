@@ -19,14 +19,25 @@ from edgeyolo.errors import EdgeYoloError
 from .graph import without_trace
 from .step import TrainStep
 
-__all__ = ["OUT_OF_MEMORY", "Diverged", "NonFinite", "NotFinite", "Watch", "find", "first_non_finite"]
+__all__ = ["Diverged", "NonFinite", "NotFinite", "Watch", "find", "first_non_finite", "out_of_memory"]
 
-OUT_OF_MEMORY = (torch.cuda.OutOfMemoryError, MemoryError)  # the first is torch.OutOfMemoryError since torch 2.5
+CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 LEAST_SCALE = 1.0  # of the loss: below it a gradient overflows because of its own size
 BRANCHES = ("one-to-many", "one-to-one")
 TERMS = ("box", "class", "DFL")
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images, targets, mask
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Told by its type: torch's and Python's own, and a CUDA error by its code, as pinned memory gives. On a CPU torch
+    has none but RuntimeError, which its allocator's words tell from others."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    accelerator = getattr(torch, "AcceleratorError", None)  # since torch 2.8
+    if accelerator is not None and isinstance(error, accelerator):
+        return getattr(error, "error_code", None) == CUDA_OUT_OF_MEMORY
+    return type(error) is RuntimeError and "DefaultCPUAllocator: " in str(error)
 
 
 class Diverged(EdgeYoloError):  # noqa: N818
@@ -69,6 +80,8 @@ class Watch:
         sums: list[float] = self.step.sums.flatten().tolist()
         if not all(map(math.isfinite, [values["total"], *sums])):
             raise NotFinite("a loss is not finite")
+        if not bool(self.step.state.stats.isfinite().all()):
+            raise NotFinite("the statistics of a norm are not finite")
         skipped = int(self.step.scaler.skipped.item())
         if self.step.scaler.enabled and values["scale"] < LEAST_SCALE:
             raise NotFinite(f"gradients overflow even at a loss scale of {values['scale']:g}")
@@ -134,6 +147,8 @@ def first_non_finite(step: TrainStep, inputs: Inputs, number: int) -> NonFinite 
                 (loss * step.scaler.scale).backward()
                 for name, parameter in step.model.named_parameters():
                     check(name.rpartition(".")[0], f"the gradient of the {name.rpartition('.')[2]}", parameter.grad)
+        for name, buffer in step.model.named_buffers():  # a bad output leaves its mark here, so they come last
+            check(name.rpartition(".")[0], f"the {name.rpartition('.')[2]}", buffer)
     finally:
         for hook in hooks:
             hook.remove()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HINT = "name the weights and the data: edgeyolo finetune best.pt --data data.yaml"
 BAR = 24  # characters
+LONGEST = 18  # digits: a 64-bit number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--amp", choices=("auto", "fp16", "bf16", "off"), default="auto", help=text)
     text = "the last N epochs show whole pictures (default 10)"
     parser.add_argument("--close-mosaic", type=count, default=10, metavar="N", help=text)
-    text = "mosaic, mixup, degrees, translate, scale, shear, perspective, fliplr, flipud: such as fliplr=0 mosaic=0.5"
+    text = "mosaic, mixup, degrees, translate, scale, shear, perspective, fliplr, flipud, hsv_h, hsv_s, hsv_v"
     parser.add_argument("--augment", type=setting, nargs="+", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--seed", type=count, default=0, metavar="N", help="(default 0)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0 (default auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, or a GPU: 0, cuda:1 (default auto)")
     parser.add_argument("--out", metavar="DIR", help="the run folder (default runs/finetune/WEIGHTS-DATA)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out, or with the last one")
     parser.add_argument("--then", type=steps, default=(), metavar="STEPS", help="export, or export,publish")
@@ -106,8 +107,10 @@ def run(args: argparse.Namespace) -> int:
     if result.export is None:
         say(printable(f"next: edgeyolo export {result.best} --calib {args.data}"), sys.stderr)
     elif result.publication is None:
-        say(printable(f"next: edgeyolo publish {result.export.folder} --to {args.to or 'DIR'}"), sys.stderr)
-        return int("publish" in args.then)  # it was asked for, and did not happen
+        asked = "publish" in args.then  # and did not happen
+        line = f"edgeyolo publish {result.export.folder} --to {args.to or 'DIR'}"
+        say(printable(f"to publish it all the same: {line}" if asked else f"next: {line}"), sys.stderr)
+        return int(asked)
     return 0
 
 
@@ -163,9 +166,9 @@ def auto_or(parse: Callable[[str], float]) -> Callable[[str], float | str]:
 
 def count(text: str) -> int:
     """argparse type: a whole number from 0 up."""
-    if text.isascii() and text.isdigit():
-        return int(text[:9])
-    raise argparse.ArgumentTypeError(f"expected a whole number from 0 up, found {text!r}")
+    if text.isascii() and text.isdigit() and len(text) <= LONGEST:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number from 0 up, of {LONGEST} digits at most, found {text!r}")
 
 
 def setting(text: str) -> tuple[str, float]:
