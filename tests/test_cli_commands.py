@@ -64,6 +64,20 @@ def test_what_the_model_does_not_say(model: str, tmp_path: Path, capsys: pytest.
         assert told in capsys.readouterr().err
 
 
+def test_unknown_options_name_the_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in (
+        (
+            ["finetune", "a.pt", "--data", "d.yaml", "--lr0", "0.1"],
+            "unrecognized arguments: --lr0 0.1; did you mean --lr?",
+        ),
+        (["detect", "a.jpg", "--quite"], "unrecognized arguments: --quite; did you mean --quiet?"),
+        (["info", "a.onnx", "more"], "unrecognized arguments: more (see"),
+    ):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert told in err and f"(see `edgeyolo {words[0]} --help`)" in err
+
+
 def test_bench(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", model, "--source", str(folder / "b_good.png"), "--frames", "20", "--fps", "200"]
     assert main([*arguments, "--json"]) == 0

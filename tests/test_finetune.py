@@ -257,7 +257,9 @@ def test_a_label_that_is_left_out_is_left_out_of_the_export_too(more: Path, tmp_
     labels = sorted((data.parent / "labels" / "val").iterdir())
     labels[0].write_text("99 0.5 0.5 0.1 0.1\n")
     labels[1].write_bytes(b"\xef\xbb\xbf" + labels[1].read_bytes())
-    result = tuned(data, tmp_path / "run", epochs=1, batch=16, then=("export",))
+    told: Told = []
+    result = tuned(data, tmp_path / "run", told, epochs=1, batch=16, then="export")
+    assert "val: 1 of 4 pictures were left out, see labels-val.txt" in told
     assert result.export is not None
     assert result.export.record["models"][0]["verification"]["metrics"]["pictures"] == {"given": 3, "compared": 3}
 

@@ -197,6 +197,8 @@ class Loop:
         seconds = sum(row["whole_seconds"] for row in self.history)
         self.log.finish(metrics, {"mAP50-95": f"{measured['map50_95']:.4f}", "minutes": f"{seconds / 60:.1f}"})
         done = FineTune(self.folder, best, self.folder / LAST, metrics, self.start, tuple(self.history))
+        for line in self.setup.reminders:
+            self.say(line)
         if done.worse():
             self.say(f"{done.worse()}: look at the labels, train longer or at a lower rate")
         return done

@@ -34,7 +34,8 @@ Progress = Callable[[str, int, int, float], None]
 
 @dataclass(frozen=True)
 class Setup:
-    """model: a new copy of the checkpoint's, with the classes of the data. identity: what a resumed run must have in
+    """model: a new copy of the checkpoint's, with the classes of the data. reminders: what is told again at the end.
+    identity: what a resumed run must have in
     common with this one, as JSON values."""
 
     model: Callable[[], Any]
@@ -49,6 +50,7 @@ class Setup:
     amp: Literal["fp16", "bf16", "off"]
     epochs: int
     rates: Rates
+    reminders: tuple[str, ...]
     identity: dict[str, Any]
 
 
@@ -91,6 +93,7 @@ def set_up(
         amp=amp,
         epochs=epochs,
         rates=rates,
+        reminders=tuple(filter(None, (left_out("train", train, len(data)), left_out("val", val, len(val.pictures))))),
         identity={
             "weights": loaded.sha256,
             "classes": {str(key): name for key, name in given.names.items()},
@@ -153,6 +156,11 @@ def labels(
         write_atomic(file, "".join(f"{problem}\n" for problem in report.problems))
         say(f"all of these: {file}")
     return report
+
+
+def left_out(split: str, report: LabelReport, used: int) -> str:
+    gone = report.found - used
+    return f"{split}: {gone} of {report.found} pictures were left out, see labels-{split}.txt" if gone else ""
 
 
 def decode(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..errors import EdgeYoloError, InvalidInput
 from . import bench, demo, detect, doctor, export, finetune, info, publish, selfcheck
@@ -71,6 +72,15 @@ class Parser(argparse.ArgumentParser):
     """argparse with the error in one line, instead of after a page of usage."""
 
     hint = ""  # what to try where an argument is missing
+    of_command = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """What a command does not know is its own error, and names its own help."""
+        known, rest = super().parse_known_args(args, namespace)
+        if rest and self.of_command:
+            near = difflib.get_close_matches(rest[0].partition("=")[0], self._option_string_actions, 1)
+            self.error(f"unrecognized arguments: {' '.join(rest)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return known, rest
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         (file or sys.stdout).write(self.format_help())  # argparse would keep quiet about a full disk
@@ -107,7 +117,7 @@ def build_parser() -> Parser:
         summary, _, details = (module.__doc__ or "").partition("\n")
         command = commands.add_parser(name, help=summary.rstrip("."), description=summary, formatter_class=formatter)
         command.epilog = details.strip() or None
-        command.hint = getattr(module, "HINT", "")
+        command.hint, command.of_command = getattr(module, "HINT", ""), True
         # SUPPRESS: the copy after the command must not undo `edgeyolo --debug COMMAND`.
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback")
         module.add_arguments(command)
