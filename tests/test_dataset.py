@@ -194,3 +194,14 @@ def test_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
     bare.with_suffix(".txt").write_text("9 0.5 0.5 0.1 0.1\n")
     with pytest.raises(InvalidInput, match=r"(?s)none of the 1 pictures can be used:.*line 1: class 9"):
         check_labels([bare], NAMES)
+
+
+def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
+    split, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
+    picture(split / "a.png")
+    picture(elsewhere / "b.png")
+    (split / "linked").symlink_to(elsewhere)
+    (split / "other").symlink_to(elsewhere)  # the same pictures again
+    (elsewhere / "back").symlink_to(split)  # a circle
+    file = data_yaml(tmp_path, "train: images\nval: images/a.png\nnames: [car, van]\n")
+    assert read_data(file).train == (split / "a.png", split / "linked" / "b.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from edgeyolo.tools.train.data import TrainData
+from edgeyolo.tools.train.data import TrainData, take_room
 from numpy.typing import NDArray
 
 from edgeyolo.errors import InvalidInput
@@ -76,7 +77,7 @@ def test_unreadable_pictures_are_left_out_and_told(
         assert data.reused == reused
         assert [p.name for p in data.pictures] == ["0.png", "2.png", "3.png", "4.png"]
         assert [file for file, _ in data.problems] == [paths[1]]
-        assert str(paths[1]) in data.problems[0][1]
+        assert data.problems[0][1].startswith("the PNG file is truncated")
         pixels, slots = data.fetch(np.array([1]))  # what was picture 2
         wanted = cv2.imread(str(paths[2]))[:, :, ::-1]
         np.testing.assert_array_equal(pixels[slots[0]].numpy(), wanted)
@@ -181,3 +182,36 @@ def test_the_last_batch_is_kept_filled_or_dropped(paths: list[Path]) -> None:
     assert [len(b) for b in data.batches(0, 12, last="fill")] == [12]
     with pytest.raises(InvalidInput, match="batch is at least 1"):
         list(data.batches(0, 0))
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(InvalidInput, match=r"run: the pictures need 0 MiB there.*: No space left on device; free some"):
+        TrainData(paths, labels_of(5), SIZE, place="disk", folder=folder)
+    assert not list(folder.iterdir())
+
+
+def test_the_cache_has_its_blocks_before_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "cache"
+    file.touch()
+    take_room(file, 1 << 20)
+    assert file.stat().st_size == 1 << 20 <= file.stat().st_blocks * 512
+
+
+def test_a_picture_that_goes_while_others_are_decoded(paths: list[Path]) -> None:
+    def gone(done: int, total: int) -> None:
+        if done == total:
+            paths[2].unlink()
+
+    data = TrainData(paths, labels_of(5), SIZE, place="device", progress=gone)
+    assert len(data) == 5 and data.digest
+    again = TrainData(paths, labels_of(5), SIZE, place="device")
+    assert len(again) == 4 and again.digest != data.digest
+    assert again.problems == [(paths[2], "cannot be read: No such file or directory")]

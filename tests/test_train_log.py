@@ -193,3 +193,32 @@ def test_tensorboard_only_where_it_is_installed(tmp_path: Path, monkeypatch: pyt
         assert len(written) == count
     assert written[0] == "tensorboard" and ("map50", 0.5, 1) in written and written[-1] == "closed"
     assert not any(entry[0] == "amp" for entry in written[1:-1])
+
+
+def test_odd_characters_and_lines_that_are_none(tmp_path: Path) -> None:
+    """A file name that is no UTF-8, a class name with a line separator, what a power cut leaves."""
+    told = ["stra\udcdfe.jpg: cannot be read", "classes: a\u2028b, c\x85d"]
+    with RunLog(tmp_path, title="t\udcff") as log:
+        for line in told:
+            log.told(line)
+        log.epoch({"epoch": 1, "name": "\udcff"})
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(path.read_bytes() + b"\0" * 20 + b'\n[1]\n{"event": "told", "line": "after"}\n')
+    with RunLog(tmp_path, title="t") as log:
+        log.resume([])
+        assert log.lines == [*told, "after"]
+    assert (tmp_path / "epochs.csv").exists() and "straße" not in (tmp_path / "log.html").read_text()
+
+
+def test_the_page_says_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="<bad>"), RunLog(tmp_path, title="t") as log:
+        log.told("begun")
+        raise ValueError("<bad> labels")
+    assert "ValueError: &lt;bad&gt; labels" in (tmp_path / "log.html").read_text()
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(module, "write_atomic", full)
+    with pytest.raises(ValueError, match="the first"), RunLog(tmp_path, title="t"):
+        raise ValueError("the first")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from edgeyolo.tools.train.body import DetectionBody
 from edgeyolo.tools.train.memory import GIB, FreeMemory, ModelFacts, free_memory, memory_plan, model_facts
 
 from edgeyolo.errors import InvalidInput
@@ -102,3 +106,30 @@ def test_the_free_memory_of_this_machine() -> None:
     free = free_memory("cpu")
     assert free.unified
     assert free.device == free.host > 0
+
+
+def test_counting_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a forward pass saved is freed with it, in no cycle through the graph."""
+    alive: list[weakref.ref[Any]] = []
+    real = DetectionBody.forward
+
+    def forward(self: DetectionBody, images: torch.Tensor) -> Any:
+        outputs = real(self, images)
+        alive.extend(weakref.ref(tensor) for pair in outputs for tensor in pair)
+        alive.append(weakref.ref(images))
+        return outputs
+
+    monkeypatch.setattr(DetectionBody, "forward", forward)
+    model = yolo("yolo26n", 8)
+    gc.collect()
+    before = tensors()
+    model_facts(model, fused_norm=False)
+    gc.collect()
+    assert alive and not any(ref() is not None for ref in alive)
+    assert tensors() == before
+
+
+def tensors() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of what isinstance touches
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())

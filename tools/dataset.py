@@ -14,7 +14,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +158,7 @@ def _split(file: Path, root: Path, split: str, places: Any) -> tuple[Path, ...]:
 
 def _pictures(file: Path, place: Path) -> list[Path]:
     if place.is_dir():
-        paths = [p for p in place.rglob("*") if p.suffix.lower() in PICTURE_SUFFIXES and p.is_file()]
+        paths = [p for p in _files(place) if p.suffix.lower() in PICTURE_SUFFIXES and p.is_file()]
         return sorted((p for p in paths if not p.name.startswith(".")), key=_natural)
     if place.suffix == ".txt" and place.is_file():
         lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines()]
@@ -168,6 +168,19 @@ def _pictures(file: Path, place: Path) -> list[Path]:
     raise InvalidInput(
         f"{file}: {place} is no folder, no list file (.txt) and no picture; `path:` is taken from the file"
     )
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """Of all folders below, linked ones too, each once."""
+    seen = set()
+    for folder, folders, files in os.walk(place, followlinks=True):
+        facts = Path(folder).stat()
+        if (facts.st_dev, facts.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((facts.st_dev, facts.st_ino))
+        folders.sort()
+        yield from (Path(folder, name) for name in files)
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

@@ -66,15 +66,15 @@ def _umask() -> int:
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Writes a whole file or leaves the old one."""
+    # A file name that is no UTF-8 holds lone surrogates: written as \udcff, which is JSON's own spelling of them.
     with replaced(path) as partial:
-        partial.write_bytes(data.encode() if isinstance(data, str) else data)
+        partial.write_bytes(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON value, indented, keys in the order given. NaN and infinity are no JSON: ValueError."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    # A file name that is no UTF-8 holds lone surrogates: written as \udcff, which is JSON's own spelling of them.
-    write_atomic(path, text.encode(errors="backslashreplace"))
+    write_atomic(path, text)
 
 
 def read_json(path: Path) -> Any:

@@ -97,7 +97,9 @@ class TrainData:
         self.problems: list[tuple[Path, str]] = [(pictures[i], why) for i, why in sorted(loader.broken.items())]
         kept = [i for i in range(len(pictures)) if i not in loader.broken]
         if not kept:
-            raise InvalidInput(f"none of the {len(pictures)} pictures can be read; the first: {self.problems[0][1]}")
+            raise InvalidInput(
+                f"none of the {len(pictures)} pictures can be read; the first: {': '.join(map(str, self.problems[0]))}"
+            )
         self.pictures = tuple(pictures[i] for i in kept)
         self.slots = np.array(kept, np.int64)  # of picture i in the store
         self.sizes = loader.sizes[self.slots]  # (N, 2) width, height in the store, pixels
@@ -106,7 +108,7 @@ class TrainData:
         self.first = np.cumsum(self.counts) - self.counts  # labels[first[i] : first[i] + counts[i]] are of picture i
         self.labels = np.concatenate(rows)
         self.digest = digest_of(
-            [[[p.name, p.stat().st_size, r.tolist()] for p, r in zip(self.pictures, rows, strict=True)], imgsz]
+            [[[p.name, _stamp(p)[0], r.tolist()] for p, r in zip(self.pictures, rows, strict=True)], imgsz]
         )
 
     def __len__(self) -> int:
@@ -172,7 +174,7 @@ class TrainData:
         file, record = folder / f"pictures-{key[:16]}.u8", folder / f"pictures-{key[:16]}.json"
         if not self._reuse(loader, file, record, key):
             with replaced(file) as partial:
-                os.truncate(partial, self.nbytes)
+                take_room(partial, self.nbytes)
                 loader.into(torch.from_file(str(partial), shared=True, size=self.nbytes, dtype=torch.uint8).view(shape))
             broken = {str(i): why for i, why in sorted(loader.broken.items())}
             write_json(record, {"key": key, "sizes": loader.sizes.tolist(), "broken": broken})
@@ -205,6 +207,18 @@ def resized(picture: NDArray[np.uint8], imgsz: int) -> NDArray[np.uint8]:
     return image
 
 
+def take_room(file: Path, nbytes: int) -> None:
+    """Makes a file so long, with its blocks taken: writing to the map of a sparse one ends in SIGBUS on a full disk."""
+    try:
+        with file.open("r+b") as handle:
+            os.posix_fallocate(handle.fileno(), 0, nbytes)
+    except OSError as error:
+        raise InvalidInput(
+            f"{file.parent}: the pictures need {nbytes / 2**20:.0f} MiB there, in a cache on disk: {error.strerror}; "
+            "free some, use a smaller image size, or name another folder"
+        ) from None
+
+
 class _Loader:
     """Decodes in threads: OpenCV and torch's copies release the interpreter's lock."""
 
@@ -227,7 +241,7 @@ class _Loader:
         try:
             picture = resized(read_picture(self.pictures[i]), self.imgsz)
         except SourceError as error:
-            self.broken[i] = str(error)
+            self.broken[i] = str(error).removeprefix(f"{self.pictures[i]}: ")
         else:
             height, width = picture.shape[:2]
             self.sizes[i] = width, height

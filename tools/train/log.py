@@ -12,6 +12,7 @@ interrupted processes too.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import io
@@ -58,13 +59,17 @@ class RunLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             cut_torn_line(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
         self._board = tensorboard(self.folder)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is not None:
-            self._append({"event": "ended", "error": f"{kind.__name__}: {error}"})
+            why = f"{kind.__name__}: {error}"
+            with contextlib.suppress(OSError):  # a full disk must not hide what happened
+                self._append({"event": "ended", "error": why})
+                self.facts["ended"] = why
+                self.write()
         if self._file is not None:
             self._file.close()
         if self._board is not None:
@@ -106,8 +111,15 @@ class RunLog:
         write_atomic(self.folder / HTML, page(self.title, self.facts, self.rows, self.lines, self.metrics))
 
     def events(self) -> list[dict[str, Any]]:
-        """What log.jsonl holds."""
-        return [json.loads(line) for line in (self.folder / JSON_LINES).read_text(encoding="utf-8").splitlines()]
+        """What log.jsonl holds. A line that is none, as a power cut may leave it, is passed over."""
+        found = []
+        text = (self.folder / JSON_LINES).read_text(encoding="utf-8", errors="replace")
+        for line in text.split("\n"):  # not splitlines(): a class name may hold U+2028
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    found.append(event)
+        return found
 
     def _append(self, row: Row) -> None:
         if self._file is None:
