@@ -115,6 +115,7 @@ def main(script: str, sections: dict[str, Section], *, default: list[str], budge
     unknown = [name for name in wanted if name not in sections]
     if unknown:
         parser.error(f"no section {unknown[0]!r}")
+    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{Path(script).stem}.jsonl"
     if args.child:
         child(Rows(path), sections, wanted, args.budget, args.tiny)
@@ -262,7 +263,8 @@ def host_syncs(call: Call) -> int:
 
 
 class Built:
-    """Makes a contender, runs its first steps, and notes what that took: seconds and peak memory of its own."""
+    """Makes a contender, runs its first steps, and notes what that took: seconds and peak memory of its own; of ours
+    also the first loss, which all forms of the step share."""
 
     def __init__(self, make: Callable[[], Call], warm: int = 3) -> None:
         release()
@@ -275,6 +277,8 @@ class Built:
         self.call()
         wait()
         self.start_s = round(time.perf_counter() - begun, 2)
+        step = getattr(self.call, "step", None)
+        self.first_loss = None if step is None else round(step.total.item(), 4)
         for _ in range(warm - 1):
             self.call()
         wait()
@@ -282,7 +286,8 @@ class Built:
         self.syncs = host_syncs(self.call)
 
     def facts(self) -> dict[str, Any]:
-        return {"start_s": self.start_s, "peak_gib": self.peak_gib, "host_syncs": self.syncs}
+        facts = {"start_s": self.start_s, "peak_gib": self.peak_gib, "host_syncs": self.syncs}
+        return facts if self.first_loss is None else {**facts, "first_loss": self.first_loss}
 
 
 def recorded(run: Call, device: torch.device, changes: Sequence[torch.Tensor] = ()) -> Call:

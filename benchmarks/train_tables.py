@@ -3,8 +3,8 @@
     python benchmarks/train_tables.py            rewrites the tables
     python benchmarks/train_tables.py --check    only says whether they are those of the results (exit status)
 
-Reads benchmarks/results/train_step.jsonl, train_seeds.jsonl, train_profile.json and train_profile_plain.json. Runs may
-be appended to the .jsonl files: of each section the last run counts. A table lies between the comments
+Reads benchmarks/results/train_{step,seeds,start}.jsonl, train_profile.json and train_profile_plain.json. Runs may be
+appended to the .jsonl files: of each section the last run counts. A table lies between the comments
 `<!-- table NAME -->` and `<!-- end -->`; a section that was never run has an empty one.
 """
 
@@ -152,6 +152,11 @@ def long_run(rows: list[Row]) -> str:
     )
 
 
+def starts(rows: list[Row]) -> str:
+    shown = [[r["compiled"], r["cache"], f"{r['first_step_s']:.1f}"] for r in rows if "first_step_s" in r]
+    return table(["kernels compiled", "Triton's cache", "first step, s"], shown) if shown else ""
+
+
 def machine(rows: list[Row]) -> str:
     row = [r for r in rows if r.get("event") == "machine"][-1]
     parts = [row["gpu"], f"torch {row['torch']}", f"cuDNN {row['cudnn']}"]
@@ -164,6 +169,7 @@ def render(results: Path) -> dict[str, str]:
     """Name of a table to its Markdown."""
     step = latest((results / "train_step.jsonl").read_text(encoding="utf-8").splitlines())
     seed = latest((results / "train_seeds.jsonl").read_text(encoding="utf-8").splitlines())
+    start = latest((results / "train_start.jsonl").read_text(encoding="utf-8").splitlines())
     profiles = [json.loads((results / f"train_profile{x}.json").read_text(encoding="utf-8")) for x in ("", "_plain")]
 
     def section(name: str, make: Callable[[list[Row]], str]) -> str:
@@ -180,6 +186,7 @@ def render(results: Path) -> dict[str, str]:
         "losses": section("check", losses),
         "norms": section("check", norms),
         "layers": section("check", layers),
+        "start": starts(start.get("", [])),
         "long": section("long", long_run),
         "seeds": seeds(seed),
         "profile": profile(*profiles),

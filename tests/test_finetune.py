@@ -42,7 +42,9 @@ def test_from_the_checkpoint_to_the_published_model(
 ) -> None:
     run, to = tmp_path / "run", tmp_path / "door"
     words = ["finetune", str(SIGNS), "--data", str(signs), "--epochs", "2", "--imgsz", "128", "--batch", "16"]
-    words += ["--augment", "fliplr=0", "--out", str(run), "--then", "export,publish", "--to", str(to)]
+    # Two updates on few pictures may go either way: it is published whatever comes out.
+    words += ["--augment", "fliplr=0", "--out", str(run), "--then", "export,publish", "--publish-worse"]
+    words += ["--to", str(to)]
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert "train: 64 of 64 pictures, " in err and "the file is empty: background" in err
@@ -72,7 +74,7 @@ def test_from_the_checkpoint_to_the_published_model(
 
     monkeypatch.setattr(Loop, "run", from_better)
     version = (to / "current").read_bytes()
-    other = [*words[:-1], str(tmp_path / "other"), "--resume"]
+    other = [word for word in words[:-1] if word != "--publish-worse"] + [str(tmp_path / "other"), "--resume"]
     assert main(other) == 1
     err = capsys.readouterr().err
     assert "not published: mAP50-95 is 0." in err and "less than 0.9999 at the start" in err
@@ -91,7 +93,7 @@ def test_what_a_run_leaves_behind(few: Path, tmp_path: Path) -> None:
     split = "train" if any(line.startswith("all of these") and "train" in line for line in told) else "val"
     assert problems and f"labels-{split}.txt" in kinds
     assert (result.folder / f"labels-{split}.txt").read_text().splitlines() == [line.strip() for line in problems]
-    kinds -= {"labels-train.txt", "labels-val.txt"}
+    kinds -= {"labels-train.txt", "labels-val.txt", "tensorboard"}  # the last one where TensorBoard is installed
     assert kinds == {
         "best.pt", "last.pt", "resume.state", "log.html", "log.jsonl", "epochs.csv", "steps",
         "precision_recall.svg", "confidence.svg", "confusion.svg",
@@ -130,20 +132,25 @@ def show(what, done, total, rate):
             os.kill(os.getpid(), signal.SIGKILL)
 print('begun', flush=True)
 finetune({weights!r}, {data!r}, epochs=2, imgsz=64, batch={batch}, lr=1e-2, optimizer='sgd', save_seconds=0,
-         out={out!r}, resume={resume}, progress=show)
+         amp={amp!r}, out={out!r}, resume={resume}, progress=show)
 """
 
 
-def code(data: Path, out: Path, *, batch: int = 4, kill: int = 0, resume: bool = False) -> str:
-    return CODE.format(weights=str(SIGNS), data=str(data), out=str(out), batch=batch, kill=kill, resume=resume)
+def code(data: Path, out: Path, *, batch: int = 4, kill: int = 0, resume: bool = False, amp: str = "auto") -> str:
+    return CODE.format(weights=str(SIGNS), data=str(data), out=str(out), batch=batch, kill=kill, resume=resume, amp=amp)
 
 
-def test_three_steps_and_kill_and_three_are_six(more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"batch": 16, "lr": 1e-2}
+@pytest.mark.parametrize("amp", ["off", "fp16"])
+def test_three_steps_and_kill_and_three_are_six(
+    amp: str, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"batch": 16, "lr": 1e-2, "amp": amp}
     whole = tuned(more, tmp_path / "whole", **options)
     run = tmp_path / "run"
     # The state after step 4 is saved after this event: what it goes on from is step 3, the end of the first epoch.
-    killed = subprocess.run(python(code(more, run, batch=16, kill=4)), capture_output=True, text=True, check=False)
+    killed = subprocess.run(
+        python(code(more, run, batch=16, kill=4, amp=amp)), capture_output=True, text=True, check=False
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (run / "last.pt").exists()
     kept = {part: shutil.copytree(run, tmp_path / part) for part in ("gradient", "optimizer")}

@@ -5,32 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from edgeyolo.tools.train.graph import CudaRecorder, without_trace
+from edgeyolo.tools.train.graph import CudaRecorder
 
-from train_small import data, same, small_step
-
-
-class Tape:
-    """A recorder for the CPU: a replay runs the function again. Counts, and fails when told to."""
-
-    def __init__(self, fail_at: int | None = None, error: type[Exception] = RuntimeError) -> None:
-        self.records, self.warm_ups, self.fail_at, self.error = 0, 0, fail_at, error
-
-    def warm_up(self, run: Callable[[], None], changes: Sequence[torch.Tensor]) -> None:
-        self.warm_ups += 1
-        with without_trace(changes):
-            run()
-            run()
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        self.records += 1
-        if self.records == self.fail_at:
-            raise self.error("operation not permitted when stream is capturing")
-        return run
+from train_small import Tape, data, same, small_step
 
 
 def test_each_shape_update_and_freeze_set_is_captured_once() -> None:

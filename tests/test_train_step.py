@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from edgeyolo.tools.train.schedule import ema_decay
 from edgeyolo.tools.train.step import TrainStep, detection_step
 from numpy.typing import NDArray
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from edgeyolo.errors import InvalidInput
 from train_reference import Batch, Reference, all_float64, random_batch, yolo
@@ -120,6 +122,24 @@ def test_accumulation_equals_a_big_batch(optimizer: str) -> None:
     same(whole, parts)
     for ours, theirs in zip(whole.ema.model.parameters(), parts.ema.model.parameters(), strict=True):
         assert far(ours, theirs) < 1e-13
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo looks at it
+@pytest.mark.parametrize(("compiled", "frames"), [("loss", 1), ("all", 2)])
+def test_what_is_compiled_is_compiled_once_and_changes_no_number(
+    compiled: Literal["loss", "all"], frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a compiler that only traces; what inductor makes of it is for benchmarks/train_step.py."""
+    counter = CompileCounter()
+    plain = detection_step(yolo("yolo26n", NC), amp="off", graph=False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    step = detection_step(yolo("yolo26n", NC), amp="off", graph=False, compile=compiled)
+    for seed in range(3):
+        batch = packed(random_batch(seed, BATCH, SIZE, NC, 5))
+        plain(*batch)
+        step(*batch)
+        assert counter.frame_count == frames
+    assert torch.equal(plain.sums, step.sums)
 
 
 def test_a_step_without_update_needs_accumulate() -> None:

@@ -51,7 +51,8 @@ def test_the_page_of_fine_tuning_shows_the_results(tmp_path: Path) -> None:
 
 
 def test_a_later_run_of_a_section_replaces_its_table_alone(tmp_path: Path) -> None:
-    for name in ("train_step.jsonl", "train_seeds.jsonl", "train_profile.json", "train_profile_plain.json"):
+    for name in ("step.jsonl", "seeds.jsonl", "start.jsonl", "profile.json", "profile_plain.json"):
+        name = f"train_{name}"
         (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
     page = tmp_path / "page.md"
     page.write_bytes(PAGE.read_bytes())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from edgeyolo.tools.train.graph import without_trace
 from edgeyolo.tools.train.step import TrainStep
 from torch import nn
 
@@ -51,3 +53,22 @@ def small_step(**options: Any) -> TrainStep:
 def same(a: TrainStep, b: TrainStep, tolerance: float = 1e-13) -> None:
     for key, value in a.weights().items():
         assert far(b.weights()[key], value) <= tolerance, key
+
+
+class Tape:
+    """A recorder for the CPU: a replay runs the function again. Counts, and fails when told to."""
+
+    def __init__(self, fail_at: int | None = None, error: type[Exception] = RuntimeError) -> None:
+        self.records, self.warm_ups, self.fail_at, self.error = 0, 0, fail_at, error
+
+    def warm_up(self, run: Callable[[], None], changes: Sequence[torch.Tensor]) -> None:
+        self.warm_ups += 1
+        with without_trace(changes):
+            run()
+            run()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.records += 1
+        if self.records == self.fail_at:
+            raise self.error("operation not permitted when stream is capturing")
+        return run

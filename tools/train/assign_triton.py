@@ -38,6 +38,7 @@ from .device_triton import (
     raised,
     target_box,
 )
+from .launch import launch
 
 __all__ = ["Work", "assign_fused", "launch_assignment"]
 
@@ -312,21 +313,21 @@ def launch_assignment(
     distances = boxes
     if reg_max > 1:
         distances = torch.empty(batch, anchors, 4, device=device)
-        expect_kernel[(triton.cdiv(anchors * 4, EXPECT_BLOCK), batch)](
+        launch(expect_kernel, (triton.cdiv(anchors * 4, EXPECT_BLOCK), batch))(
             boxes, distances, anchors, *boxes.stride(),
             REG_MAX=reg_max, BINS=triton.next_power_of_2(reg_max), BLOCK=EXPECT_BLOCK,
         )  # fmt: skip
-    decode_kernel[(triton.cdiv(anchors, DECODE_BLOCK), batch)](
+    launch(decode_kernel, (triton.cdiv(anchors, DECODE_BLOCK), batch))(
         distances, decoded, grid.table, anchors, *distances.stride(),
         LEVELS=levels, BLOCK=DECODE_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
-    choose_kernel[(batch * count,)](
+    launch(choose_kernel, (batch * count,))(
         decoded, scores, targets, mask, grid.table, entries, choices, last,
         width, height, rule.floor, anchors, count, *scores.stride(),
         TOPK=rule.topk, SLOTS=triton.next_power_of_2(rule.topk), LEVELS=levels, BLOCK=CHOOSE_BLOCK,
         num_warps=CHOOSE_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
-    resolve_kernel[(triton.cdiv(slots, RESOLVE_BLOCK), batch)](
+    launch(resolve_kernel, (triton.cdiv(slots, RESOLVE_BLOCK), batch))(
         decoded, scores, targets, mask, grid.table, entries, choices, last,
         owners, metrics, overlaps, winners, top_overlaps,
         width, height, rule.floor, anchors, count, *scores.stride(),

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import launch
 from .norm_silu_triton import FOLD, inside, row_stride, split
 from .norm_silu_triton import WARPS as SUM_WARPS
 
@@ -191,7 +192,7 @@ def pool(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     n, c, h, w = x.shape
     y, places = empty(x, x.shape), empty(x, x.shape, torch.uint8)
     grid, shape = tiles(n * h * w, c)
-    pool_kernel[grid](x, y, places, n * h * w, c, h, w, stride, SIZE=size, **shape)
+    launch(pool_kernel, grid)(x, y, places, n * h * w, c, h, w, stride, SIZE=size, **shape)
     return y, places
 
 
@@ -200,7 +201,7 @@ def pool_backward(dy: torch.Tensor, places: torch.Tensor, size: int) -> torch.Te
     n, c, h, w = dy.shape
     dx = empty(dy, dy.shape)
     grid, shape = tiles(n * h * w, c)
-    pool_backward_kernel[grid](dy, places, dx, n * h * w, c, h, w, stride, SIZE=size, **shape)
+    launch(pool_backward_kernel, grid)(dy, places, dx, n * h * w, c, h, w, stride, SIZE=size, **shape)
     return dx
 
 
@@ -210,7 +211,7 @@ def upsample(x: torch.Tensor) -> torch.Tensor:
     n, c, h, w = x.shape
     y = empty(x, (n, c, 2 * h, 2 * w))
     grid, shape = tiles(n * h * w, c)
-    upsample_kernel[grid](x, y, n * h * w, c, w, stride, **shape)
+    launch(upsample_kernel, grid)(x, y, n * h * w, c, w, stride, **shape)
     return y
 
 
@@ -220,7 +221,7 @@ def upsample_backward(dy: torch.Tensor) -> torch.Tensor:
     rows = n * h * w // 4
     dx = empty(dy, (n, c, h // 2, w // 2))
     grid, shape = tiles(rows, c)
-    upsample_backward_kernel[grid](dy, dx, rows, c, w // 2, stride, **shape)
+    launch(upsample_backward_kernel, grid)(dy, dx, rows, c, w // 2, stride, **shape)
     return dx
 
 
@@ -228,7 +229,7 @@ def fill_pictures(out: torch.Tensor, images: torch.Tensor) -> None:
     """Writes uint8 `images` (N, C, H, W) to `out`, dense and channels_last, as 0..1."""
     _, c, h, w = images.shape
     count = images.numel()
-    pictures_kernel[(triton.cdiv(count, PICTURE_BLOCK),)](
+    launch(pictures_kernel, (triton.cdiv(count, PICTURE_BLOCK),))(
         images.contiguous(), out, h * w, count, CHANNELS=c, BLOCK=PICTURE_BLOCK, num_warps=WARPS
     )
 
@@ -257,8 +258,8 @@ def dense_and_sum(dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     sums = torch.empty(cut.parts, c, dtype=torch.float32, device=dy.device)
     total = torch.empty(c, dtype=dy.dtype, device=dy.device)
     shape: dict[str, Any] = {"BLOCK_C": cut.block_c, "EVEN": cut.even, "num_warps": SUM_WARPS}
-    dense_and_sum_kernel[cut.parts, cut.blocks](
+    launch(dense_and_sum_kernel, (cut.parts, cut.blocks))(
         dy, dense, sums, rows, c, h * w, *strides, cut.rows_per, COPY=copy, BLOCK_R=cut.block_r, **shape
     )
-    fold_sums_kernel[(cut.blocks,)](sums, total, c, cut.parts, BLOCK_F=FOLD // cut.block_c, **shape)
+    launch(fold_sums_kernel, (cut.blocks,))(sums, total, c, cut.parts, BLOCK_F=FOLD // cut.block_c, **shape)
     return dense, total

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
-WARM_UPS = 2  # the first builds cuDNN plans and compiles kernels, the second finds everything in place
+from .launch import compiled_ahead
+
+WARM_UPS = 2  # the first builds cuDNN plans and has kernels compiled, the second finds everything in place
 
 Replay = Callable[[], None]
 
@@ -54,18 +56,23 @@ class CudaRecorder:
     belong into tensors made outside.
     """
 
-    def __init__(self, device: torch.device, *, keep_graphs: bool = False) -> None:
-        self.device, self.keep_graphs = device, keep_graphs
+    def __init__(self, device: torch.device, *, ahead: bool = True, keep_graphs: bool = False) -> None:
+        """ahead=False: the first warm-up launches Triton kernels as it meets them (torch.compile's tracing does not get
+        along with `compiled_ahead`)."""
+        self.device, self.ahead, self.keep_graphs = device, ahead, keep_graphs
         self.stream = torch.cuda.Stream(device)
         self.pool: Any = None
         self.graphs: list[Any] = []  # with keep_graphs: for profiles
 
     def warm_up(self, run: Callable[[], None], changes: Sequence[torch.Tensor]) -> None:
-        """Runs the function a few times, then gives the tensors that it changes their old values."""
+        """Runs the function a few times, then gives the tensors that it changes their old values. It must not look at
+        values, as one that can be recorded does not: those of the first time are meaningless."""
         with without_trace(changes):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.stream):
-                for _ in range(WARM_UPS):
+                with compiled_ahead(self.stream) if self.ahead else contextlib.nullcontext():
+                    run()
+                for _ in range(1, WARM_UPS):
                     run()
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
             torch.cuda.synchronize(self.device)

@@ -32,6 +32,7 @@ from .device_triton import (
     softplus,
     target_box,
 )
+from .launch import launch
 from .loss import LossSettings, Rows
 
 __all__ = ["fused_loss"]
@@ -286,21 +287,21 @@ class FusedLoss(torch.autograd.Function):  # type: ignore[misc]
             work: Work = launch_assignment(box_rows, scores, targets, mask, grid, rule, settings.reg_max)
             slots = boxes * rule.topk
             soft, box_grad = torch.empty(batch, slots, device=device), torch.empty(batch, slots, 4, device=device)
-            entry_loss_kernel[(blocks[k], batch)](
+            launch(entry_loss_kernel, (blocks[k], batch))(
                 box_rows, scores, targets, mask, grid.table, weighted, *work,
                 soft, box_grad, entry_sums[k], width, height, box_gain, side_gain, slots, boxes,
                 *box_rows.stride(), *scores.stride(), *work.distances.stride(),
                 ONE=rule.topk2 == 1 < rule.topk, WEIGHTED=weights is not None, REG_MAX=settings.reg_max,
                 LEVELS=len(grid.levels), BLOCK=ENTRY_BLOCK, num_warps=ENTRY_WARPS,
             )  # fmt: skip
-            class_sum_kernel[(class_parts,)](
+            launch(class_sum_kernel, (class_parts,))(
                 scores, class_sums[k], weighted, logits, scores.stride(2), nc,
                 WEIGHTED=weights is not None, TURNS=CLASS_TURNS, BLOCK=CLASS_BLOCK, num_warps=CLASS_WARPS,
             )  # fmt: skip
             kept += [box_rows, scores, work.entries, work.owners, soft, box_grad]
         total = torch.empty((), device=device)
         items, scale = torch.empty(len(branches), 3, device=device), torch.empty(len(branches), device=device)
-        total_kernel[(1,)](
+        launch(total_kernel, (1,))(
             class_sums, entry_sums, mix, total, items, scale, class_parts, entry_sums.shape[1], batch,
             box_gain, class_gain, side_gain, BRANCHES=len(branches), BLOCK=SUM_BLOCK,
         )  # fmt: skip
@@ -322,11 +323,11 @@ class FusedLoss(torch.autograd.Function):  # type: ignore[misc]
             box_rows, scores, entries, owners, soft, box_grad = kept[6 * k : 6 * k + 6]
             slots, logits = boxes * rule.topk, scores.numel()
             rows_grad, scores_grad = torch.zeros_like(box_rows), torch.empty_like(scores)
-            class_gradient_kernel[(triton.cdiv(logits, CLASS_BLOCK * CLASS_TURNS),)](
+            launch(class_gradient_kernel, (triton.cdiv(logits, CLASS_BLOCK * CLASS_TURNS),))(
                 scores, scores_grad, weights, scale[k:], upstream, class_gain, logits, scores.stride(2),
                 scores.shape[2], WEIGHTED=ctx.weighted, TURNS=CLASS_TURNS, BLOCK=CLASS_BLOCK, num_warps=CLASS_WARPS,
             )  # fmt: skip
-            entry_gradient_kernel[(triton.cdiv(slots, ENTRY_BLOCK), len(mask))](
+            launch(entry_gradient_kernel, (triton.cdiv(slots, ENTRY_BLOCK), len(mask)))(
                 box_rows, rows_grad, scores, scores_grad, targets, mask, table, weights, entries, owners, soft,
                 box_grad, scale[k:], upstream, width, height, class_gain, side_gain, slots, boxes,
                 *box_rows.stride(), *scores.stride(),

@@ -24,6 +24,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launch import launch
+
 TILE = 4096  # elements that a program holds at once: 16 in each of its 256 threads
 FOLD = 2048  # elements of the (parts, C) sums read at once
 PROGRAMS = 512  # about two waves on the largest GPUs; a constant, so that sums do not depend on the GPU
@@ -243,8 +245,8 @@ def forward(
     stats = torch.empty(2, channels, dtype=torch.float32, device=x.device)
     y = torch.empty_like(x)
     shape: dict[str, Any] = {"BLOCK_R": cut.block_r, "BLOCK_C": cut.block_c, "EVEN": cut.even, "num_warps": WARPS}
-    moments_kernel[grid](x, parts[0], parts[1], rows, channels, cut.rows_per, **shape)
-    normalise_kernel[grid](
+    launch(moments_kernel, grid)(x, parts[0], parts[1], rows, channels, cut.rows_per, **shape)
+    launch(normalise_kernel, grid)(
         x, y, weight, bias, parts[0], parts[1], stats[0], stats[1], running_mean, running_var,
         rows, channels, cut.rows_per, cut.parts, eps, momentum, BLOCK_F=FOLD // cut.block_c, **shape,
     )  # fmt: skip
@@ -265,10 +267,10 @@ def backward(
     stride = row_stride(dy)
     assert stride is not None
     shape: dict[str, Any] = {"BLOCK_R": cut.block_r, "BLOCK_C": cut.block_c, "EVEN": cut.even, "num_warps": WARPS}
-    gradients_kernel[grid](
+    launch(gradients_kernel, grid)(
         x, dy, weight, bias, mean, rstd, parts[0], parts[1], rows, channels, stride, cut.rows_per, **shape
     )  # fmt: skip
-    propagate_kernel[grid](
+    launch(propagate_kernel, grid)(
         x, dy, dx, weight, bias, mean, rstd, parts[0], parts[1], grads[0], grads[1],
         rows, channels, stride, cut.rows_per, cut.parts, BLOCK_F=FOLD // cut.block_c, **shape,
     )  # fmt: skip

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from .flat import ALIGN
+from .graph import without_trace
+
+HEADROOM = 4.0
 
 
 class DeviceScaler:
@@ -38,3 +43,24 @@ class DeviceScaler:
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.scale, self.growth, self.skipped, self.norm]
+
+    def settle(self, step: Callable[[], None], grad: torch.Tensor, changes: Sequence[torch.Tensor]) -> None:
+        """Halves the scale until `step` leaves a finite gradient, and takes a quarter of that, as other batches have
+        other gradients. A scale that is low enough stays. Gives all `changes` of the trials back.
+
+        GradScaler loses an update to each halving: yolo26n's first six, and a fine-tuning on few pictures may have no
+        more than that. Where no scale helps, the values themselves are not finite: the scale stays as it was. Reads
+        the device, so for the first step only.
+        """
+        begun = float(self.scale)
+        while float(self.scale) >= 1:
+            with without_trace(changes):
+                before = int(self.skipped)
+                step()
+                fine = int(self.skipped) == before and bool(grad.isfinite().all())
+            if fine:
+                if float(self.scale) < begun:
+                    self.scale.div_(HEADROOM).clamp_(min=1.0)
+                return
+            self.scale.mul_(0.5)
+        self.scale.fill_(begun)

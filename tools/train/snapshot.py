@@ -51,6 +51,7 @@ def put(step: TrainStep, saved: dict[str, Any], next_row: int) -> None:
     copy_into(step.optimizer.tensors(), saved["optimizer"])
     if saved["precision"] == str(step.half):
         copy_into(step.scaler.tensors(), saved["scaler"])
+        step.settled = True
     state.refresh()
     step.schedule.next.fill_(min(next_row, len(step.schedule.table) - 1))
     sums = saved["sums"][0]

@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -84,6 +85,7 @@ class TrainStep:
     shadow       under amp the layers compute with half precision copies of the weights, refreshed by one kernel a step;
                  False: with the weights themselves, which autocast casts in every layer. The numbers are the same.
     accumulate   gradients add up until a step with update=True
+    settle       the first step lowers the loss scale until its gradients are finite, so that no update is lost to that
     fused_norm   BatchNorm + SiLU in one operation; None: on CUDA with Triton, unless compile="all"
     fast_layers  our kernels for max pooling, nearest upsampling, gradients of biases and converting the pictures;
                  None: as fused_norm
@@ -100,10 +102,10 @@ class TrainStep:
         optimizer: Literal["musgd", "adamw", "sgd"] = "musgd", lr: float = 0.01, weight_decay: float = 5e-4,
         schedule: Callable[[list[ParamGroup]], Any] = constant, amp: Literal["fp16", "bf16", "off"] = "fp16",
         keep: Sequence[str] = (), shadow: bool = True, channels_last: bool = True, accumulate: bool = False,
-        max_norm: float = 10.0, init_scale: float = 65536.0, fused_norm: bool | None = None,
+        max_norm: float = 10.0, init_scale: float = 65536.0, settle: bool = True, fused_norm: bool | None = None,
         fast_layers: bool | None = None, fused_update: bool | None = None, out_of_place_silu: bool = True,
-        compile: Literal["off", "loss", "all"] = "off", graph: bool = True,
-        recorder: Recorder | None = None, group: Any = None, ns_dtype: torch.dtype = torch.bfloat16,
+        compile: Literal["off", "loss", "all"] = "off", graph: bool = True, recorder: Recorder | None = None,
+        group: Any = None, ns_dtype: torch.dtype = torch.bfloat16,
     ) -> None:  # fmt: skip
         for name, value, allowed in (
             ("optimizer", optimizer, ("musgd", "adamw", "sgd")),
@@ -158,6 +160,7 @@ class TrainStep:
         self.counts.fused_update = self.optimizer.fused
         self.scaler = DeviceScaler(self.device, enabled=amp == "fp16", init_scale=init_scale, max_norm=max_norm)
 
+        self.settled = not (settle and self.scaler.enabled)
         self.forward: Callable[[torch.Tensor], Any] = model if forward is None else forward
         self.loss = loss
         if compile == "all":
@@ -166,13 +169,15 @@ class TrainStep:
             whole: Any = loss  # torch.compile takes functions and modules, so of other objects their method
             plain = inspect.isroutine(whole) or isinstance(whole, nn.Module)
             self.loss = torch.compile(whole if plain else whole.__call__, dynamic=False)
+        # Compiled code that makes a grid is guarded against its being there: it would be compiled again at once.
+        self.grid_of = getattr(loss, "grid_of", None) if compile != "off" else None
         self.total = torch.zeros((), device=self.device, dtype=self.dtype)
         self.items = self.sums = torch.zeros(0, device=self.device)
         self.frozen: frozenset[str] = frozenset()
         self.shapes: dict[tuple[int, int, int, int], Inputs] = {}
         self.recorder = recorder
         if recorder is None and graph and on_gpu:
-            self.recorder = CudaRecorder(self.device)
+            self.recorder = CudaRecorder(self.device, ahead=compile == "off")
 
     def __call__(self, images: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor, *, update: bool = True) -> None:
         """Copies the batch to the device and runs (or first captures) the step. update=False only adds gradients."""
@@ -208,13 +213,21 @@ class TrainStep:
         key = self.frozen, update
         if self.recorder is not None and key not in inputs.replays:
             self.capture(self.recorder, inputs, update)
+        step = partial(self.eagerly, inputs, update) if self.recorder is None else inputs.replays[key]
+        if not self.settled:
+            self.settled, first = True, not self.items.numel()
+            self.scaler.settle(step, self.state.grad, self.tensors())
+            if first:
+                self.reset_sums()
         if self.recorder is None:
             self.counts.eager += 1
-            self.work(inputs, update)
-            self.state.drop_gradients()
         else:
             self.counts.replays += 1
-            inputs.replays[key]()
+        step()
+
+    def eagerly(self, inputs: Inputs, update: bool) -> None:
+        self.work(inputs, update)
+        self.state.drop_gradients()
 
     def capture(self, recorder: Recorder, inputs: Inputs, update: bool) -> None:
         """Records the step for one shape. A capture that fails is reported once; from then on steps run eagerly."""
@@ -223,8 +236,7 @@ class TrainStep:
         this, those = weakref.proxy(self), weakref.proxy(inputs)
 
         def once() -> None:
-            this.work(those, update)
-            this.state.drop_gradients()
+            this.eagerly(those, update)
 
         first = not self.items.numel()
         recorder.warm_up(once, self.tensors())  # what it raises, an eager step would raise too: it passes through
@@ -259,7 +271,10 @@ class TrainStep:
         ):  # the cache would keep casts of one step for the next
             outputs = self.forward(x)
         mix = self.schedule.mix if self.schedule.mix.numel() else None
-        return self.loss(outputs, inputs.targets, inputs.mask, (int(x.shape[2]), int(x.shape[3])), mix)
+        size = int(x.shape[2]), int(x.shape[3])
+        if self.grid_of is not None:
+            self.grid_of(size, self.device, self.dtype)
+        return self.loss(outputs, inputs.targets, inputs.mask, size, mix)
 
     def work(self, inputs: Inputs, update: bool) -> None:
         """The step itself; nothing in here reads the device from the host."""
@@ -340,6 +355,7 @@ class TrainStep:
         with torch.no_grad():
             for t, value in zip(self.tensors(), saved["tensors"], strict=False):
                 t.copy_(value)
+        self.settled = True
 
     def layout(self) -> list[Any]:
         slots = [(s.name, s.start, tuple(s.shape), s.stride) for s in self.state.slots + self.state.stat_slots]

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from .flat import FlatState
+from .launch import launch
 from .musgd import Orthogonaliser
 from .schedule import Schedule
 
@@ -93,7 +94,7 @@ def muon_momentum(
     """Muon's momentum in `buffer`, and Nesterov's look ahead of it in orthogonal.source."""
     live, frozen = alive(state)
     count = len(buffer)
-    momentum_kernel[(triton.cdiv(count, BLOCK),)](
+    launch(momentum_kernel, (triton.cdiv(count, BLOCK),))(
         state.grad, buffer, orthogonal.source, live, schedule.momentum, ok, count,
         FROZEN=frozen, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
@@ -111,7 +112,7 @@ def update(
         if orthogonal is None
         else (orthogonal.result, orthogonal.back, orthogonal.scale)
     )
-    update_kernel[(triton.cdiv(count, BLOCK),)](
+    launch(update_kernel, (triton.cdiv(count, BLOCK),))(
         state.data, state.grad, buffer, state.group_index, schedule.lr, schedule.weight_decay, live,
         schedule.momentum, ok, result, back, state.grad if scale is None else scale,
         count, 0 if orthogonal is None else orthogonal.size,
