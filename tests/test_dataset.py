@@ -50,11 +50,15 @@ def test_splits_are_folders_lists_and_several(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("train: images\nnames: [car]\n", "expected `val:`"),
-        ("train: images\nval: nowhere\nnames: [car]\n", "nowhere is no folder"),
+        ("train: images\nval: nowhere\nnames: [car]\n", r"`val: nowhere`: there is no \S+/nowhere\. Name a folder"),
+        ("train: images\nval: ../nowhere\nnames: [car]\n", r"there is no \S+/\.\./nowhere\. Name a folder"),
+        ("train: images\nval: data.yaml\nnames: [car]\n", r"`val: data\.yaml`: expected a folder, a list file"),
+        ("train: images\nval: images\nnames: [car, van, car]\n", "names has 'car' more than once"),
         ("train: images\nval: empty\nnames: [car]\n", "`val:` has no pictures in"),
         ("train: images\nval: images\nnc: 3\nnames: [car]\n", "nc says 3 classes, names has 1"),
         ("train: images\nval: images\nnames: {1: car, 2: van}\n", "from 0 to 1, found \\[1, 2\\]"),
-        ("train: images\nval: images\n", "expected names"),
+        ("train: images\nval: images\n", r"expected names.*`names: \[car, van\]`"),
+        ("- images\n", "expected `train:`, `val:` and `names:`, found \\['images'\\]"),
         ("train: 5\nval: images\nnames: [car]\n", "expected `train:`"),
         ("{", "cannot be read as YAML"),
     ],
@@ -67,6 +71,37 @@ def test_what_is_missing_is_named(tmp_path: Path, text: str, says: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ labels
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(EdgeYoloError, match=r"nope\.yaml: cannot be read: No such file or directory"):
+        read_data(tmp_path / "nope.yaml")
+
+
+def test_folders_as_roboflow_writes_them(tmp_path: Path) -> None:
+    one, two = picture(tmp_path / "train" / "images" / "a.png"), picture(tmp_path / "valid" / "images" / "b.png")
+    file = data_yaml(tmp_path, "train: ../train/images\nval: ../valid/images\nnames: [car]\n")
+    data = read_data(file)
+    assert (data.train, data.val) == ((one,), (two,))
+    assert data.notes == (
+        "`train: ../train/images` is not there: train/images is taken",
+        "`val: ../valid/images` is not there: valid/images is taken",
+    )
+    inner = data_yaml(tmp_path / "train", "train: ../train/images\nval: ../valid/images\nnames: [car]\n")
+    assert read_data(inner).notes == (), "a folder above that is there is meant"
+
+
+def test_a_path_from_where_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(tmp_path / "sets" / "signs" / "images" / "a.png")
+    (tmp_path / "config").mkdir()
+    text = "path: sets/signs\ntrain: images\nval: images\nnames: [car]\n"
+    file = data_yaml(tmp_path / "config", text)
+    with pytest.raises(EdgeYoloError, match=r"there is no \S+/config/sets/signs/images"):
+        read_data(file)
+    monkeypatch.chdir(tmp_path)
+    data = read_data(file)
+    assert data.train == (Path("sets/signs/images/a.png"),)
+    assert data.notes[0] == f"`path: sets/signs` is not beside data.yaml: taken from the current folder, {tmp_path}"
+
+
 def checked(tmp_path: Path, **files: str | None) -> LabelReport:
     """A report on one picture for each name; None: without a label file. Beside them a good one."""
     pictures = []

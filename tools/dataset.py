@@ -14,6 +14,7 @@ import functools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class LabelReport:
 
 
 def read_data(file: Path | str) -> DataSet:
-    """Reads a data.yaml: `path` (relative to the file), `train`, `val`, `names`.
+    """Reads a data.yaml: `path` (relative to the file, or to the current folder), `train`, `val`, `names`.
 
     A split is a folder (searched recursively), a text file with one path a line, a picture, or a list of these.
     Raises InvalidInput, ManifestError for names, saying what is missing and where it was looked for.
@@ -132,9 +133,12 @@ def read_data(file: Path | str) -> DataSet:
         raise InvalidInput(f"{file}: nc says {count} classes, names has {len(names)}: correct one of them")
     if sorted(names) != list(range(len(names))):
         raise InvalidInput(f"{file}: expected class ids from 0 to {len(names) - 1}, found {sorted(names)}")
-    root = file.parent / str(content.get("path") or "")
-    splits = {split: _split(file, root, split, content.get(split)) for split in ("train", "val")}
-    notes = []
+    twice = next((name for name, count in Counter(names.values()).items() if count > 1), None)
+    if twice is not None:
+        raise InvalidInput(f"{file}: names has {twice!r} more than once: each class needs a name of its own")
+    notes: list[str] = []
+    root = _root(file, content.get("path"), notes)
+    splits = {split: _split(file, root, split, content.get(split), notes) for split in ("train", "val")}
     shared = set(splits["train"]) & set(splits["val"])
     if shared:
         notes.append(
@@ -143,20 +147,40 @@ def read_data(file: Path | str) -> DataSet:
     return DataSet(file, names, splits["train"], splits["val"], tuple(notes))
 
 
-def _split(file: Path, root: Path, split: str, places: Any) -> tuple[Path, ...]:
+def _root(file: Path, given: Any, notes: list[str]) -> Path:
+    """What the splits are relative to. A relative `path` is beside the file, or else, as Ultralytics has it, where the
+    command runs."""
+    root = file.parent / str(given or "")
+    if given and not root.exists() and Path(str(given)).is_dir():
+        notes.append(f"`path: {given}` is not beside {file.name}: taken from the current folder, {Path.cwd()}")
+        return Path(str(given))
+    return root
+
+
+def _split(file: Path, root: Path, split: str, places: Any, notes: list[str]) -> tuple[Path, ...]:
     if isinstance(places, str):
         places = [places]
     if not isinstance(places, list) or not places or not all(isinstance(place, str) for place in places):
         raise InvalidInput(f"{file}: expected `{split}:`, a folder, a list file or several, found {places!r:.60}")
     found: dict[Path, None] = {}
     for place in places:
-        found.update(dict.fromkeys(_pictures(file, root / place)))
+        path = root / place
+        inner = place.removeprefix("../")
+        if not path.exists() and inner != place and (root / inner).exists():  # as Roboflow writes them
+            notes.append(f"`{split}: {place}` is not there: {inner} is taken")
+            path = root / inner
+        if not path.exists():
+            raise InvalidInput(
+                f"{file}: `{split}: {place}`: there is no {path}. Name a folder, a list file (.txt) or a picture, "
+                f"absolute or relative to {root.absolute()} (`path:`, itself relative to this file)"
+            )
+        found.update(dict.fromkeys(_pictures(f"{file}: `{split}: {place}`", path)))
     if not found:
         raise InvalidInput(f"{file}: `{split}:` has no pictures in {', '.join(str(root / place) for place in places)}")
     return tuple(found)
 
 
-def _pictures(file: Path, place: Path) -> list[Path]:
+def _pictures(what: str, place: Path) -> list[Path]:
     if place.is_dir():
         paths = [p for p in _files(place) if p.suffix.lower() in PICTURE_SUFFIXES and p.is_file()]
         return sorted((p for p in paths if not p.name.startswith(".")), key=_natural)
@@ -165,9 +189,7 @@ def _pictures(file: Path, place: Path) -> list[Path]:
         return [place.parent / line for line in lines if line and not line.startswith("#")]  # missing ones are told
     if place.suffix.lower() in PICTURE_SUFFIXES and place.is_file():
         return [place]
-    raise InvalidInput(
-        f"{file}: {place} is no folder, no list file (.txt) and no picture; `path:` is taken from the file"
-    )
+    raise InvalidInput(f"{what}: expected a folder, a list file (.txt) or a picture, found {place.name}")
 
 
 def _files(place: Path) -> Iterator[Path]:

@@ -41,18 +41,31 @@ def replaced(path: Path) -> Iterator[Path]:
     step; after an exception it is removed and `path` is as before. A killed process leaves at most a `.partial-*` file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".partial-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    partial = Path(name)
+    with named(path):
+        handle, name = tempfile.mkstemp(prefix=".partial-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        partial = Path(name)
+        try:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.chmod(0o666 & ~_umask())  # mkstemp's files are for their owner alone
+            partial.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An OSError inside that names no file (a full disk) or a temporary one names `path`, for the one who asked."""
     try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.chmod(0o666 & ~_umask())  # mkstemp's files are for their owner alone
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
+        yield
+    except OSError as error:
+        place = error.filename
+        if place is None or (isinstance(place, str) and Path(place).name.startswith(".partial-")):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
 
 

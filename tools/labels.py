@@ -82,11 +82,18 @@ def read_names(data: Path) -> dict[int, str]:
 
     try:
         content = yaml.safe_load(data.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ManifestError(f"{data}: cannot be read: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
         raise ManifestError(f"{data}: cannot be read as YAML: {' '.join(str(error).split())}") from None
-    names = content.get("names") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise ManifestError(f"{data}: expected `train:`, `val:` and `names:`, found {content!r:.60}")
+    names = content.get("names")
     if isinstance(names, list):
         names = dict(enumerate(names))
     if not isinstance(names, dict) or not names or not all(isinstance(key, int) for key in names):
-        raise ManifestError(f"{data}: expected names, a list or a mapping from class id to name, found {names!r:.60}")
+        raise ManifestError(
+            f"{data}: expected names, a list or a mapping from class id to name, found {names!r:.60}: "
+            "write, for instance, `names: [car, van]`"
+        )
     return {key: str(name) for key, name in names.items()}

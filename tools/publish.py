@@ -38,7 +38,7 @@ from edgeyolo.published import (
     version_id,
 )
 
-from .files import read_json, write_atomic
+from .files import named, read_json, write_atomic
 
 __all__ = ["Publication", "publish", "rollback", "write_keys"]
 
@@ -303,7 +303,7 @@ def staged(folder: Path) -> Iterator[Path]:
 def copy_checked(source: Path, target: Path, sha256: str) -> None:
     """Raises ManifestError when what was copied is not what the run's record says."""
     value = hashlib.sha256()
-    with source.open("rb") as old, target.open("xb") as new:
+    with named(target), source.open("rb") as old, target.open("xb") as new:
         while block := old.read(BLOCK):
             value.update(block)
             new.write(block)
@@ -318,7 +318,7 @@ def copy_checked(source: Path, target: Path, sha256: str) -> None:
 
 def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(handle, "wb") as file:
+    with named(path), os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(handle)
