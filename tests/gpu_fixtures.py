@@ -14,6 +14,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     simulation.reset()
     simulation.set_devices(2)
     yield Gpu(simulation, str(driver), str(tensorrt))
+    end = time.monotonic() + 10  # a closed detector's worker thread ends in its own time
     gc.collect()
+    while simulation.live(None) and time.monotonic() < end:
+        time.sleep(0.01)
+        gc.collect()
     assert simulation.violation_lines() == []
     assert simulation.reset() == 0, "handles of the driver were leaked"
 
