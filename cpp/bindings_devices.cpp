@@ -5,6 +5,7 @@
 #include "bindings.hpp"
 #include "error.hpp"
 #include "gpu_steps.hpp"
+#include "kernels.hpp"
 #include "trt/loader.hpp"
 
 namespace py = pybind11;
@@ -106,6 +107,7 @@ void bind_devices(py::module_& m) {
             return reinterpret_cast<std::uintptr_t>(context);
         },
         "The CUDA context that is current in this thread; 0 for none.");
+    m.def("has_gpu_kernels", &has_gpu_kernels, "Whether this build has GPU kernels: it was made with nvcc.");
     m.def("driver", &driver_facts, "The CUDA driver, opened by this. Raises DeviceError without one.");
     m.def("device", &device_facts, py::arg("ordinal"), "A GPU and its memory. Makes its context.");
     m.def("find_tensorrt", &find_tensorrt, py::arg("folders"), py::arg("adapters"),

@@ -23,12 +23,16 @@ unsigned blocks(int items, int per_block) {
 }
 
 // Without nvcc the image is a text that only the simulated driver takes.
+bool compiled(const unsigned char* image) {
+    constexpr char simulated[] = "EDGEYOLO-SIMULATED-KERNELS";
+    return std::memcmp(image, simulated, sizeof simulated - 1) != 0;
+}
+
 cuda::Module load(const cuda::DeviceRef& device, const unsigned char* image) {
     try {
         return {device, image};
     } catch (const DeviceError&) {
-        constexpr char simulated[] = "EDGEYOLO-SIMULATED-KERNELS";
-        if (std::memcmp(image, simulated, sizeof simulated - 1) != 0) throw;
+        if (compiled(image)) throw;
         throw DeviceError(
             "this build has no GPU kernels, because no nvcc was found when it was made: install the CUDA toolkit and "
             "build again with EDGEYOLO_CUDA=ON, or use device=\"cpu\"");
@@ -67,6 +71,10 @@ void check_row(const ImageView& image) {
 }
 
 }  // namespace
+
+bool has_gpu_kernels() {
+    return compiled(edgeyolo_nms_image);
+}
 
 std::size_t CandidateBuffers::bytes(int anchors) {
     const auto count = static_cast<std::size_t>(anchors);

@@ -36,6 +36,9 @@ void set_frame_nv12(FrameBlock& block, cuda::DevicePtr luma, std::ptrdiff_t luma
 void set_thresholds(FrameBlock& block, float conf, double iou, int max_det, bool agnostic, const std::uint8_t* allowed,
                     int classes);
 
+// Whether this build has kernels for a real GPU: it was made with nvcc.
+bool has_gpu_kernels();
+
 // The loaded kernels of one device; shared by all its streams, from any thread. Launches want a ContextGuard in scope
 // and throw DeviceError. dtype is float32 or float16, anything else is an EngineError.
 class Kernels {

@@ -19,9 +19,11 @@ import pytest
 import edgeyolo
 from cli_helpers import RED, without
 from conftest import solid
+from edgeyolo import _core
 from edgeyolo.cli import main
 from edgeyolo.cli.bench import measure
 from edgeyolo.cli.demo import Sign, iou, match, show
+from gpu_fixtures import Gpu
 
 pytest_plugins = ("cli_fixtures",)
 
@@ -166,6 +168,18 @@ def test_doctor_tells_what_is_missing(module: str, name: str) -> None:
     code, checks, _ = run_doctor(without(module))
     assert code == 1
     assert (checks[name]["state"], checks[name]["cure"]) == ("missing", "pip install 'edgeyolo[cpu]'")
+
+
+def test_doctor_tells_of_a_build_without_gpu_kernels(gpu: Gpu) -> None:
+    without_nvcc = "from edgeyolo import _core; _core.has_gpu_kernels = lambda: "
+    if gpu.driver:
+        _, checks, _ = run_doctor(f"{without_nvcc}False", **gpu.environment)
+        assert checks["gpu kernels"]["state"] == "warning" and "nvcc" in checks["gpu kernels"]["cure"]
+    _, checks, _ = run_doctor(f"{without_nvcc}False", EDGEYOLO_CUDA_DRIVER="/no/such/driver.so")
+    assert (checks["gpu kernels"]["state"], checks["gpu kernels"]["cure"]) == ("absent", None)
+    assert "made without nvcc" in checks["gpu kernels"]["found"]
+    _, checks, _ = run_doctor()
+    assert (checks["gpu kernels"]["state"] == "ok") is _core.has_gpu_kernels()
 
 
 def test_doctor_tells_that_rich_is_missing() -> None:

@@ -96,11 +96,23 @@ def test_head_layouts(shape: tuple[int, int], classes: int | None, end2end: bool
     assert head_from_shape(shape, (640, 640), classes=classes, end2end=end2end) == expected
 
 
+@pytest.mark.parametrize("metadata", [{"head": "RTDETRDecoder"}, {"description": "Ultralytics rtdetr-l model"}])
+def test_rt_detr_is_refused_by_name(metadata: dict[str, str]) -> None:
+    with pytest.raises(edgeyolo.ManifestError, match=r"expected a YOLO model, found RT-DETR"):
+        facts_from_metadata({"task": "detect", **metadata})
+    assert facts_from_metadata({"task": "detect", "head": "Detect"}).names is None
+
+
 def test_head_that_fits_nothing_or_too_much() -> None:
     with pytest.raises(edgeyolo.ManifestError, match="no detection head fits"):
         head_from_shape((84, 8400), (640, 640), classes=10)
     with pytest.raises(edgeyolo.ManifestError, match="pass head="):
         head_from_shape((50, 60), (640, 640))
+    for shape, classes in (((300, 6), 1), ((300, 84), 80), ((300, 5), 1), ((300, 85), 80)):  # RT-DETR's, and alike
+        with pytest.raises(edgeyolo.ManifestError, match=r"another number of anchors: .* pass head="):
+            head_from_shape(shape, (640, 640), classes=classes, end2end=False)
+    assert head_from_shape((300, 84), (640, 640), classes=80, kind="raw_transposed") == Head("raw_transposed", 80)
+    assert head_from_shape((85, 2000), (640, 640), classes=81) == Head("raw", 81)
     assert head_from_shape((50, 60), (640, 640), kind="yolov5") == Head("yolov5", 55)
     with pytest.raises(edgeyolo.InvalidInput, match="head must be one of"):
         head_from_shape((50, 60), (640, 640), kind="x")

@@ -49,7 +49,7 @@ def replaced(path: Path) -> Iterator[Path]:
             yield partial
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
-            partial.chmod(0o666 & ~_umask())  # mkstemp's files are for their owner alone
+            partial.chmod(0o666 & ~umask())  # mkstemp's files are for their owner alone
             partial.replace(path)
         except BaseException:
             with suppress(OSError):
@@ -69,7 +69,8 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
-def _umask() -> int:
+def umask() -> int:
+    """What new files of this process may not have."""
     # The only portable way to read it is to set it. Linux states it in a file.
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()

@@ -38,7 +38,7 @@ from edgeyolo.published import (
     version_id,
 )
 
-from .files import named, read_json, write_atomic
+from .files import named, read_json, umask, write_atomic
 
 __all__ = ["Publication", "publish", "rollback", "write_keys"]
 
@@ -293,7 +293,7 @@ def sweep(folder: Path) -> None:
 def staged(folder: Path) -> Iterator[Path]:
     """A hidden folder to fill; removed unless it was renamed."""
     stage = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder / VERSIONS))
-    stage.chmod(0o755)  # mkdtemp's are for their owner alone; applications run as other users
+    stage.chmod(0o777 & ~umask())  # mkdtemp's are for their owner alone; applications may run as other users
     try:
         yield stage
     finally:
@@ -316,7 +316,7 @@ def copy_checked(source: Path, target: Path, sha256: str) -> None:
         )
 
 
-def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
+def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with named(path), os.fdopen(handle, "wb") as file:
         file.write(data)

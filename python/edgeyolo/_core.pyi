@@ -32,6 +32,7 @@ __all__: list[str] = [
     "driver",
     "find_tensorrt",
     "frame_buffer",
+    "has_gpu_kernels",
     "isas",
     "live",
 ]
@@ -402,6 +403,11 @@ def frame_buffer(
 ) -> numpy.ndarray:
     """
     A zeroed uint8 array in page-locked memory.
+    """
+
+def has_gpu_kernels() -> bool:
+    """
+    Whether this build has GPU kernels: it was made with nvcc.
     """
 
 def isas() -> list[str]:

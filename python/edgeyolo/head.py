@@ -11,8 +11,8 @@ __all__ = ["Head", "HeadKind", "head_from_shape"]
 
 HeadKind = Literal["raw", "raw_transposed", "yolov5", "end2end"]
 
-# The strides of the detection layers: P3-P5, with P6, with P2.
-STRIDE_SETS = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
+# The strides of the detection layers: P3-P5, with P6, with P2, without P3 (YOLOv3-tiny).
+STRIDE_SETS = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,27 @@ def head_from_shape(
     elif end2end is not None:
         options = [option for option in options if (option.kind == "end2end") is end2end]
 
-    if len(options) > 1:
-        # The number of anchors tells: one per cell for the newer heads, three for YOLOv5.
+    strange: list[Head] = []
+    if kind is None:
+        # The number of anchors tells: one per cell for the newer heads, three for YOLOv5. An end2end network returns a
+        # round number of boxes that is none.
         cells = {sum((imgsz[0] // s) * (imgsz[1] // s) for s in strides) for strides in STRIDE_SETS}
-        by_anchors = [
-            option
-            for option in options
-            if (option.kind == "raw" and columns in cells)
-            or (option.kind == "raw_transposed" and rows in cells)
-            or (option.kind == "yolov5" and rows in {3 * count for count in cells})
-        ]
-        # An end2end network returns a round number of boxes that is no anchor count.
-        options = by_anchors or [option for option in options if option.kind == "end2end"] or options
+        anchors = {"raw": columns, "raw_transposed": rows, "yolov5": rows / 3}
+        fitting = [option for option in options if anchors.get(option.kind) in cells]
+        fitting = fitting or [option for option in options if option.kind == "end2end"]
+        if not fitting and [option.kind for option in options] == ["raw"]:
+            fitting = options  # no other family of networks has channels before boxes
+        options, strange = fitting, options
     if len(options) == 1:
         return options[0]
     stated = f"{classes} classes" if classes is not None else "an unknown number of classes"
+    if not options and strange:
+        # For instance RT-DETR's queries: read as anchors they would give boxes, wrong ones.
+        raise ManifestError(
+            f"an output of {rows} x {columns} with {stated} looks like {' or '.join(o.kind for o in strange)}, but a "
+            f"network of {imgsz[1]}x{imgsz[0]} has another number of anchors: if it is that all the same, pass head= "
+            "to load(); RT-DETR is not supported"
+        )
     if not options:
         raise ManifestError(
             f"no detection head fits an output of {rows} x {columns} with {stated}: expected (4 + classes, anchors), "

@@ -13,7 +13,7 @@ from .errors import InvalidInput, ManifestError
 __all__ = ["ModelFacts", "facts_from_header", "facts_from_metadata", "header_object", "names_from_caller"]
 
 MAX_TEXT = 1 << 20
-TEXTS = ("task", "description")
+TEXTS = ("task", "description", "head")
 LITERALS = ("channels", "names", "imgsz", "stride", "args", "end2end")  # Python literals in ONNX metadata
 MAX_SIDE = 32767
 
@@ -70,6 +70,11 @@ def _facts(values: Mapping[str, Any]) -> ModelFacts:
     task = values.get("task") or "detect"
     if task != "detect":
         raise ManifestError(f"expected a detection model, found task {task!r}; edgeyolo runs detection only")
+    for text in (values.get("head"), values.get("description")):
+        if isinstance(text, str) and "rtdetr" in text.lower().replace("-", ""):
+            raise ManifestError(
+                f"expected a YOLO model, found RT-DETR ({text[:60]!r}): it stretches pictures, and answers otherwise"
+            )
     channels = values.get("channels")
     if channels not in (None, 3):
         raise ManifestError(f"expected a model for images of 3 channels, found channels={channels!r}")

@@ -207,7 +207,7 @@ def open_version(folder: Path, version: str, *, public_key: PublicKey | None = N
     try:
         handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise ManifestError(f"{place}: expected the folder of a version: {error.strerror}; publish it again") from None
+        raise ManifestError(f"{place}: expected the folder of a version: {error.strerror}; {cure(error)}") from None
     try:
         where = place / MANIFEST
         with opened(handle, MANIFEST, where) as file:
@@ -363,6 +363,12 @@ def read_signature(handle: int, place: Path) -> bytes | None:
     return signature
 
 
+def cure(error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f"let user {os.getuid()} read it, or publish with a umask that does (022)"
+    return "publish it again"
+
+
 @contextlib.contextmanager
 def opened(folder: int | None, name: str, where: Path) -> Iterator[int]:
     """A regular file for reading, by its name in an open folder. A symbolic link leads out of it and is refused."""
@@ -370,7 +376,7 @@ def opened(folder: int | None, name: str, where: Path) -> Iterator[int]:
         # O_NONBLOCK: opening a pipe would wait for a writer.
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
-        raise ManifestError(f"{where}: expected a file: {error.strerror}; publish it again") from None
+        raise ManifestError(f"{where}: expected a file: {error.strerror}; {cure(error)}") from None
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ManifestError(f"{where}: expected a file, found something else (a folder, a pipe, a device)")

@@ -95,6 +95,7 @@ def examine() -> Iterator[Check]:
     yield check_onnxruntime()
     yield check_opencv()
     yield check_driver()
+    yield check_kernels()
     yield check_onnx_cuda()
     yield check_tensorrt()
     for module, names, purpose, cure in OPTIONAL:
@@ -154,6 +155,24 @@ def check_driver() -> Check:
         devices.append(f"{facts['name']} (compute capability {facts['compute_capability']}, {memory})")
     found = f"CUDA {driver['cuda']}; {', '.join(devices) or 'no device'}"
     return Check("gpu driver", "ok" if devices else "warning", found)
+
+
+def check_kernels() -> Check:
+    """Every model on a GPU needs them, engines and .onnx files alike."""
+    from edgeyolo import _core
+
+    if _core.has_gpu_kernels():
+        return Check("gpu kernels", "ok", "in this build")
+    try:
+        devices = _core.driver()["devices"]
+    except DeviceError:
+        devices = 0
+    cure = (
+        "install the CUDA toolkit (nvcc on the PATH, or CUDACXX=/path/to/nvcc), then build again in the source folder: "
+        "pip install --force-reinstall --no-deps ."
+    )
+    found = "none in this build, which was made without nvcc; for device=0"
+    return Check("gpu kernels", "warning" if devices else "absent", found, cure if devices else None)
 
 
 def check_onnx_cuda() -> Check:
