@@ -37,6 +37,25 @@ def test_info(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert re.search(r"^imgsz +64 x 64$", out, re.MULTILINE)
     assert re.search(r"^names +0 red, 1 green light, 2 blue$", out, re.MULTILINE)
+    assert re.search(r"^published +no$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["info", "bench", "demo", "detect"])
+def test_where_it_runs_reaches_the_loader(
+    command: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def load(path: str, **options: Any) -> Any:
+        seen.append(options)
+        raise edgeyolo.DeviceError("no GPU here")
+
+    monkeypatch.setattr(edgeyolo, "load", load)
+    words = {"info": [model], "bench": [model], "demo": [], "detect": ["a.jpg", "--model", model]}[command]
+    assert main([command, *words]) == main([command, *words, "--device", "cuda:1", "--no-tf32", "--allow-cpu"]) == 1
+    assert [[options[key] for key in ("device", "tf32", "allow_cpu")] for options in seen] == [
+        ["auto", True, False], ["cuda:1", False, True],
+    ]  # fmt: skip
 
 
 def test_what_the_model_does_not_say(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,7 +186,7 @@ def test_a_full_stdout_is_one_line_and_exit_1(model: str, folder: Path, unbuffer
     ):
         code, _, err = in_shell(">/dev/full", *arguments, unbuffered=unbuffered)
         assert code == 1
-        assert err.splitlines()[-1] == "edgeyolo: error: No space left on device"
+        assert err.splitlines()[-1] == "edgeyolo: error: stdout: No space left on device"
         assert "Traceback" not in err and "Exception ignored" not in err
     code, _, err = in_shell("2>/dev/full", "info", "missing.onnx", unbuffered=unbuffered)
     assert (code, err) == (1, "")

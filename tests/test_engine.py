@@ -188,6 +188,7 @@ def test_devices_by_every_name(tmp_path: Path, simulated: Simulation) -> None:
         ("cuda", "cuda:0"),
         ("auto", "cuda:0"),
         (1, "cuda:1"),
+        (np.int64(1), "cuda:1"),
         ("cuda:1", "cuda:1"),
         ("1", "cuda:1"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 
 from .errors import DeviceError, EngineError
@@ -23,8 +24,8 @@ def cuda_ordinal(device: str | int, path: Path) -> int | None:
     if not onnx and suffix not in ENGINE_SUFFIXES:
         hint = " Export it to ONNX first." if suffix in (".pt", ".pth") else ""
         raise EngineError(f"expected an .onnx, .engine or .plan file, found {path.name}.{hint}")
-    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
-        return device
+    if isinstance(device, Integral) and not isinstance(device, bool) and device >= 0:  # NumPy's integers too
+        return int(device)
     if isinstance(device, str):
         name = device.removeprefix("cuda:")
         if onnx and device in ("auto", "cpu"):

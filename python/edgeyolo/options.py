@@ -151,7 +151,8 @@ def _pair(imgsz: int | Sequence[int] | None) -> tuple[int, int] | None:
     """imgsz as (height, width)."""
     if imgsz is None:
         return None
-    values: list[object] = list(imgsz) if isinstance(imgsz, (list, tuple)) else [imgsz, imgsz]
+    several = isinstance(imgsz, (list, tuple)) or (isinstance(imgsz, np.ndarray) and imgsz.ndim == 1)
+    values: list[object] = list(imgsz) if several else [imgsz, imgsz]  # type: ignore[arg-type]
     sides = [int(v) for v in values if isinstance(v, (int, np.integer)) and not isinstance(v, bool) and 1 <= v <= 32767]
     if len(values) != 2 or len(sides) != 2:
         raise InvalidInput(f"imgsz must be an int or (height, width), 1 to 32767 pixels each, found {imgsz!r}")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from ..errors import EdgeYoloError, InvalidInput
 from . import bench, demo, detect, doctor, export, finetune, info, publish, selfcheck
 from .options import UsageError
-from .output import complain
+from .output import complain, naming_stream, say
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = args.run(args) if hasattr(args, "run") else show_help(parser)
             except SystemExit as stop:  # argparse has printed the help, the version, or the error
                 code = stop.code if isinstance(stop.code, int) else WRONG_USAGE
-            sys.stdout.flush()
+            with naming_stream(sys.stdout):
+                sys.stdout.flush()
         return int(code)
     except (UsageError, InvalidInput) as error:
         return report(error, WRONG_USAGE, debug)
@@ -83,7 +84,8 @@ class Parser(argparse.ArgumentParser):
         return known, rest
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        (file or sys.stdout).write(self.format_help())  # argparse would keep quiet about a full disk
+        with naming_stream(sys.stdout):  # argparse would keep quiet about a full disk
+            (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         hint = f"; {self.hint}" if self.hint and "required" in message else ""
@@ -97,7 +99,7 @@ class ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from .. import __version__
 
-        print(f"edgeyolo {__version__}")
+        say(f"edgeyolo {__version__}")
         parser.exit(OK)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput, SourceError
 from .machine import machine
-from .options import add_device, add_imgsz, add_json, add_reading, height_width, positive, reading
+from .options import add_device, add_imgsz, add_json, add_reading, height_width, placed, positive, reading
 from .output import printable, say, table
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_imgsz(parser)
     add_device(parser)
     add_reading(parser)
-    text = "of a TensorRT engine: run each frame as a CUDA graph where it can (auto), or never"
+    text = "on a GPU: run each frame as a CUDA graph where it can (auto), or never"
     parser.add_argument("--graph", choices=("auto", "off"), default="auto", help=text)
     text = "images that a GPU works on at once (default 2)"
     parser.add_argument("--slots", type=positive(int), default=2, metavar="N", help=text)
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     image = read_picture(args.source) if args.source else random_picture(*args.size)
     model = args.model or edgeyolo.demo_model()
-    options = {"device": args.device, "imgsz": args.imgsz, "graph": args.graph, "slots": args.slots}
-    options |= reading(args)
+    options = {"imgsz": args.imgsz, "graph": args.graph, "slots": args.slots}
+    options |= placed(args) | reading(args)
     with edgeyolo.load(model, **options) as detector:
         for _ in range(WARM_UP):
             found = detector(image)

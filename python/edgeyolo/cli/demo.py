@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import EdgeYoloError
 from .files import write_picture
-from .options import add_device, add_json, usable_folder
+from .options import add_device, add_json, placed, usable_folder
 from .output import complain, printable, progress, say, table
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise EdgeYoloError("no photographs came with this installation: install the package again")
     signs: list[Sign] = []
     extra = 0
-    with edgeyolo.load(edgeyolo.demo_model(), device=args.device) as detector, progress("demo", sys.stdout) as bar:
+    with edgeyolo.load(edgeyolo.demo_model(), **placed(args)) as detector, progress("demo", sys.stdout) as bar:
         bar.begin(len(photos))
         for number, photo in enumerate(photos):
             image, boxes, class_ids = render(read_photo(photo), np.random.default_rng((SEED, number)), signs=SIGNS)

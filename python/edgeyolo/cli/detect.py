@@ -42,8 +42,9 @@ from .options import (
     add_device,
     add_imgsz,
     add_reading,
-    class_key,
+    class_keys,
     fraction,
+    placed,
     positive,
     reading,
     usable_folder,
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--conf", type=fraction, default=0.25, metavar="C", help="a box's score is above it (default 0.25)")
     add("--iou", type=fraction, default=0.7, metavar="U", help="boxes that overlap more are one (default 0.7)")
     add("--max-det", type=positive(int), default=300, metavar="N", help="boxes per picture at most (default 300)")
-    add("--classes", nargs="+", type=class_key, metavar="CLASS", help="report these ids or names only (give it last)")
+    add("--classes", nargs="+", type=class_keys, metavar="CLASS", help="report these ids or names only (give it last)")
     add("--agnostic", action="store_true", help="boxes of different classes suppress each other too")
     add_imgsz(parser)
     add_device(parser)
@@ -89,9 +90,11 @@ def run(args: argparse.Namespace) -> int:
         say("model: the traffic sign detector that ships with edgeyolo (give --model for yours)", sys.stderr)
     model = args.model or edgeyolo.demo_model()
     options = {name: getattr(args, name) for name in ("conf", "iou", "max_det", "classes", "agnostic")}
+    if args.classes:
+        options["classes"] = [key for keys in args.classes for key in keys]
     with contextlib.ExitStack() as stack:
         detector = stack.enter_context(
-            edgeyolo.load(model, device=args.device, imgsz=args.imgsz, **reading(args), **options)
+            edgeyolo.load(model, imgsz=args.imgsz, **placed(args), **reading(args), **options)
         )
         document = None
         if args.json:

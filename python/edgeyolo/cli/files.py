@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..errors import EdgeYoloError
 from ..opencv import require_cv2
 from ..video import announced_frames
+from .output import naming_stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,7 +135,7 @@ class JsonDocument:
             self._remove_temporary()
 
     def _naming(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.path is None else naming(self.path)
+        return naming_stream(sys.stdout) if self.path is None else naming(self.path)
 
     def _remove_temporary(self) -> None:
         if self._temporary is not None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from .options import add_device, add_json, add_reading, reading
+from .options import add_device, add_json, add_reading, placed, reading
 from .output import say, table
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import edgeyolo
 
-    with edgeyolo.load(args.model, device=args.device, **reading(args)) as detector:
+    with edgeyolo.load(args.model, **placed(args), **reading(args)) as detector:
         facts = detector.info()
     if args.json:
         say(json.dumps(facts, indent=2, default=str))
@@ -41,4 +41,6 @@ def words(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "unknown" if value is None else str(value) or "none"
+    if value is None:
+        return "no" if key == "published" else "unknown"
+    return str(value) or "none"

@@ -18,9 +18,10 @@ __all__ = [
     "add_imgsz",
     "add_json",
     "add_reading",
-    "class_key",
+    "class_keys",
     "fraction",
     "height_width",
+    "placed",
     "positive",
     "reading",
     "usable_folder",
@@ -32,11 +33,17 @@ class UsageError(Exception):
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device",
-        default="auto",
-        help="where the network runs: auto, cpu, or a GPU for engines: 0, cuda:1 (default auto)",
-    )
+    text = "where the network runs: cpu, a GPU (0, cuda:1), or auto, the default: GPU 0 for engines, else the CPU"
+    parser.add_argument("--device", default="auto", help=text)
+    text = "an .onnx model on a GPU: products in full float32, slower and closer to the CPU's than TF32"
+    parser.add_argument("--no-tf32", action="store_false", dest="tf32", help=text)
+    text = "an .onnx model on a GPU: run what ONNX Runtime has no GPU kernels for on the CPU, instead of refusing it"
+    parser.add_argument("--allow-cpu", action="store_true", help=text)
+
+
+def placed(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `load()` that `add_device()` asks for."""
+    return {name: getattr(args, name) for name in ("device", "tf32", "allow_cpu")}
 
 
 def add_imgsz(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +72,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
 
 
-def class_key(text: str) -> int | str:
-    """argparse type: a class by its id or its name."""
-    return int(text) if text.isdecimal() else text
+def class_keys(text: str) -> list[int | str]:
+    """argparse type: classes by their ids or names, with commas between them."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"expected ids or names, found {text!r}")
+    return [int(word) if word.isdecimal() else word for word in words]
 
 
 def class_names(text: str) -> list[str]:

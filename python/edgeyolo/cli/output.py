@@ -31,7 +31,18 @@ def say(text: str = "", file: TextIO | None = None) -> None:
     """One line; characters that the stream's encoding lacks are escaped instead of raising."""
     stream = file or sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+    with naming_stream(stream):
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+
+
+@contextlib.contextmanager
+def naming_stream(stream: TextIO) -> Iterator[None]:
+    """An OSError inside (a full disk) names the standard stream that could not be written."""
+    try:
+        yield
+    except OSError as error:  # by its number the new one is of the same class, a BrokenPipeError for instance
+        name = "stdout" if stream is sys.stdout else "stderr" if stream is sys.stderr else None
+        raise OSError(error.errno, error.strerror or str(error), error.filename or name) from error
 
 
 def complain(message: str) -> None:
