@@ -30,7 +30,7 @@ def test_ctrl_c_keeps_what_was_written(
 
     class Interrupted(edgeyolo.Source):
         def __init__(self, source: edgeyolo.Source) -> None:
-            self.source, self.total = source, source.total
+            self.source, self.total, self.left_out = source, source.total, source.left_out
 
         def __next__(self) -> edgeyolo.Frame:
             frame = next(self.source)

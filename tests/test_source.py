@@ -25,9 +25,13 @@ def test_a_folder_gives_every_file_in_natural_order(tmp_path: Path) -> None:
     (tmp_path / "frame3.png").write_bytes(good[:200])
     (tmp_path / "frame4.png").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("a note")
+    (tmp_path / "frame2.txt").touch()  # a label file without labels
+    (tmp_path / "picture").write_bytes(good)  # what a file holds decides
+    (tmp_path / "gone.txt").symlink_to("nowhere")
 
     with edgeyolo.open(tmp_path) as source:
-        assert source.total == 6
+        assert source.total == 7
+        assert source.left_out == (tmp_path / "frame2.txt", tmp_path / "notes.txt")
         assert not source.live
         frames = list(source)
     names = [(Path(frame.path or "").name, frame.error is None, frame.index) for frame in frames]
@@ -37,7 +41,8 @@ def test_a_folder_gives_every_file_in_natural_order(tmp_path: Path) -> None:
         ("frame3.png", False, 2),
         ("frame4.png", False, 3),
         ("frame10.png", True, 4),
-        ("notes.txt", False, 5),
+        ("gone.txt", False, 5),
+        ("picture", True, 6),
     ]
     deep = [str(Path(frame.path or "").relative_to(tmp_path)) for frame in edgeyolo.open(tmp_path, recursive=True)]
     assert sorted(deep) == sorted([name for name, _, _ in names] + ["sub/frame3.png"])
@@ -45,6 +50,10 @@ def test_a_folder_gives_every_file_in_natural_order(tmp_path: Path) -> None:
         str(tmp_path / name) for name in ("frame2.png", "frame3.png", "frame4.png", "frame10.png")
     ]
     assert len(list(edgeyolo.open(f"{tmp_path}/**/frame3.png"))) == 2
+    # Who names a file wants it, or to know why not.
+    named = list(edgeyolo.open([f"{tmp_path}/n*.txt", tmp_path / "frame2.txt"]))
+    assert [frame.error is not None for frame in named] == [True, True]
+    assert len(list(edgeyolo.open(iter([tmp_path])))) == 9
 
 
 def test_a_list_mixes_everything_and_counts_on(tmp_path: Path) -> None:
@@ -66,12 +75,16 @@ def test_a_list_mixes_everything_and_counts_on(tmp_path: Path) -> None:
         ("nowhere/a.jpg", "does not exist"),
         ("*.webp", "no file matches"),
         ("empty", "the folder holds no files"),
+        ("labels", "the folder holds no pictures and no videos, but 2 other files"),
         ("subs/*", "matches 1 folders"),
     ],
 )
 def test_nothing_to_read_is_told_at_once(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "photos.jpg").write_bytes(b"")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "a.txt").write_text("0 0.5 0.5 0.1 0.1")
+    (tmp_path / "labels" / "b.txt").touch()
     (tmp_path / "subs" / "one").mkdir(parents=True)
     with pytest.raises(SourceError, match=words):
         edgeyolo.open(str(tmp_path / name))

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ class Frame:
 @dataclass(frozen=True)
 class _Part:
     """A piece of a source. `read` starts it from the beginning, with indices still to be given (`NO_INDEX`); `total`
-    is its number of items where that is known."""
+    is its number of items where that is known; `left_out` are files that a folder holds beside pictures and videos."""
 
     read: Callable[[], Iterator[Frame]]
     total: int | None
+    left_out: tuple[Path, ...] = ()
 
 
 class Source:
@@ -82,6 +84,7 @@ class Source:
 
     total: the number of items if known beforehand (a video's is what its container announces), else None.
     live: True for cameras and network streams, which go on while nobody reads.
+    left_out: files in folders that are neither picture nor video, by name and by content (labels, notes).
     close(), the end of a `with` block and the end of the iteration release the device. A source takes no lock and
     starts no thread, so one that is left half read keeps nobody waiting.
     """
@@ -92,6 +95,7 @@ class Source:
         self.name = name
         self.total = total
         self.live = live
+        self.left_out: tuple[Path, ...] = ()
         self._capture = capture
         self._frames = self._number(parts)
 
@@ -136,7 +140,7 @@ class Source:
 def open(source: Any, *, recursive: bool = False) -> Source:
     """Opens pictures, videos, cameras, streams or arrays as a `Source` of frames.
 
-    source: a file, a folder (its files in natural order; hidden ones are left out), a glob, a list or tuple of
+    source: a file, a folder (its pictures and videos in natural order, without hidden ones), a glob, a list or tuple of
     these; a video; a camera by index or "/dev/videoN"; rtsp://, http:// and the like; csi://SENSOR?WIDTHxHEIGHT@FPS or
     the text of a GStreamer pipeline (both need an OpenCV with GStreamer); an image array, a list or a 4-D batch of
     them; any iterator of arrays or file names.
@@ -161,7 +165,9 @@ def open(source: Any, *, recursive: bool = False) -> Source:
     known = [total for total in totals if total is not None]
     total = sum(known) if len(known) == len(totals) else None
     name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
-    return Source(name, parts, total=total)
+    made = Source(name, parts, total=total)
+    made.left_out = tuple(file for part in parts for file in part.left_out)
+    return made
 
 
 def _open_capture(name: str, capture: Any) -> Source:
@@ -192,7 +198,7 @@ def _is_address(text: str) -> bool:
 
 def _parts(source: Any, recursive: bool) -> list[_Part]:
     if isinstance(source, (str, bytes, os.PathLike)):
-        return [_files_part(_find_files(os.fsdecode(source), recursive))]
+        return [_files_part(*_find_files(os.fsdecode(source), recursive))]
     if isinstance(source, np.ndarray):
         images = list(source) if source.ndim == 4 else [source]
         if not images:
@@ -213,8 +219,8 @@ def _parts(source: Any, recursive: bool) -> list[_Part]:
     raise InvalidInput(f"expected {EXPECTED}; found {type(source).__name__}")
 
 
-def _find_files(text: str, recursive: bool) -> list[Path]:
-    """The files that a path, folder or glob names, in natural order."""
+def _find_files(text: str, recursive: bool) -> tuple[list[Path], list[Path]]:
+    """The files that a path, folder or glob names, in natural order; and what a folder holds beside them."""
     if not text:
         raise InvalidInput(f"the source is an empty text: expected {EXPECTED}")
     try:
@@ -225,7 +231,7 @@ def _find_files(text: str, recursive: bool) -> list[Path]:
         raise SourceError(f"{_short(text)!r}: no file can have this name: {error}") from error
 
 
-def _look_up(text: str, path: Path, recursive: bool) -> list[Path]:
+def _look_up(text: str, path: Path, recursive: bool) -> tuple[list[Path], list[Path]]:
     """As `_find_files`; OSError and ValueError come through."""
     is_pattern = any(mark in text for mark in "*?[")
     mode = 0
@@ -238,20 +244,23 @@ def _look_up(text: str, path: Path, recursive: bool) -> list[Path]:
         if not (is_pattern and error.errno == errno.ENAMETOOLONG) and not os.path.lexists(path):
             raise
     if stat.S_ISDIR(mode):
-        files = _list_folder(path, recursive)
-        if not files:
+        files = sorted(_list_folder(path, recursive), key=_natural_order)
+        shown = [file for file in files if _may_be_shown(file)]
+        others = set(files) - set(shown)
+        if not shown:
             inside = "" if recursive else "; recursive=True goes through its subfolders"
-            raise SourceError(f"{path}: the folder holds no files (hidden ones are left out){inside}")
-        return sorted(files, key=_natural_order)
+            holds = f"no pictures and no videos, but {len(files)} other files" if files else "no files"
+            raise SourceError(f"{path}: the folder holds {holds} (hidden ones are left out){inside}")
+        return shown, [file for file in files if file in others]
     if os.path.lexists(path):
-        return [path]
+        return [path], []
     if is_pattern:
         found = [Path(name) for name in glob.glob(str(path), recursive=True)]
         files = [file for file in found if not os.path.isdir(file)]
         if not files:
             folders = f"; it matches {len(found)} folders, open these instead" if found else ""
             raise SourceError(f"{text}: no file matches this pattern in {Path.cwd()}{folders}")
-        return sorted(files, key=_natural_order)
+        return sorted(files, key=_natural_order), []
     raise SourceError(f"{text}: no such file or folder. {_nearby(path)}")
 
 
@@ -291,12 +300,24 @@ def _nearby(path: Path) -> str:
     return f"The folder {path.parent.absolute()} holds {len(names)} other files"
 
 
-def _files_part(files: list[Path]) -> _Part:
+def _may_be_shown(file: Path) -> bool:
+    """By its name or its content; what cannot be opened is told when its turn comes."""
+    if file.suffix.lower() in PICTURE_SUFFIXES or is_video(file, b""):
+        return True
+    try:
+        head = read_head(file)
+    except SourceError:
+        # An empty file of another name is a picture's label file without labels, or a marker.
+        return not (file.is_file() and file.stat().st_size == 0)
+    return picture_format(head) is not None or is_video(file, head)
+
+
+def _files_part(files: list[Path], left_out: Iterable[Path] = ()) -> _Part:
     videos = [file for file in files if file.suffix.lower() not in PICTURE_SUFFIXES and _holds_video(file)]
     total: int | None = len(files)
     if videos:  # counting the frames opens the file, so it is done for one video, not for a folder of them
         total = frame_count(files[0]) if len(files) == 1 else None
-    return _Part(partial(_read_files, files), total)
+    return _Part(partial(_read_files, files), total, tuple(left_out))
 
 
 def _holds_video(path: Path) -> bool:
@@ -340,7 +361,7 @@ def _read_iterator(items: Iterator[Any], recursive: bool) -> Iterator[Frame]:
             if not isinstance(item, (str, bytes, os.PathLike)):
                 frames: Iterable[Frame] = [_array_frame(as_image(item))]
             else:
-                frames = _read_files(_find_files(os.fsdecode(item), recursive))
+                frames = _read_files(chain(*_find_files(os.fsdecode(item), recursive)))
         except (InvalidInput, SourceError) as error:
             frames = [_frame((None, None, SourceError(f"an item of the {type(items).__name__}: {error}")))]
         yield from frames

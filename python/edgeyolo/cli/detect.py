@@ -31,6 +31,7 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,6 +131,8 @@ def detect(source: str, detector: Detector, keeper: Keeper) -> None:
     try:
         with edgeyolo.open(source) as frames:
             keeper.lines.unfold(frames.total)
+            if frames.left_out:
+                keeper.lines.aside(f"{name}: {left_out(frames.left_out)}")
             for frame in frames:
                 if frame.image is None:
                     keeper.fail(name, frame.error or SourceError("no picture"), frame)
@@ -146,6 +149,12 @@ def detect(source: str, detector: Detector, keeper: Keeper) -> None:
         keeper.lines.advance()
     finally:
         keeper.end_of_source()
+
+
+def left_out(files: Sequence[Path]) -> str:
+    names = [file.name for file in files[:3]] + ["..."] * (len(files) > 3)
+    count = "1 other file" if len(files) == 1 else f"{len(files)} other files"
+    return f"{count}, neither picture nor video, left out: {', '.join(names)}"
 
 
 def check_usage(args: argparse.Namespace) -> None:

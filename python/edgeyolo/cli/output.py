@@ -85,6 +85,10 @@ class Progress:
     def line(self, text: str) -> None:
         say(text, self.stream)
 
+    def aside(self, text: str) -> None:
+        """A line about the run, which is no result: on stderr."""
+        say(printable(text), sys.stderr)
+
     def begin(self, items: int | None) -> None:
         """So many items are to be done; None: nobody knows, as with a camera."""
 
@@ -123,6 +127,9 @@ def progress(label: str, stream: TextIO) -> Iterator[Progress]:
                 bar.console.print(Text(text), soft_wrap=True)
             else:
                 super().line(text)
+
+        def aside(self, text: str) -> None:
+            bar.console.print(Text(printable(text)), soft_wrap=True)
 
         def begin(self, items: int | None) -> None:
             bar.reset(task, total=items)
