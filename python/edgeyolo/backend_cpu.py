@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ __all__ = ["CpuBackend"]
 
 MAX_CHUNK = 16  # images per run of a model with a dynamic batch: bounds the memory of a long list
 CLOSED = "this detector was closed: load the model again"
+# What a forked process inherits is kept to its end: taking it down would wait for threads that are not there.
+INHERITED: list[object] = []
 Image = NDArray[np.uint8]
 
 
@@ -30,6 +33,9 @@ class Network(Protocol):
 
     def run(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """(batch, 3, H, W) to (batch, rows, columns). Any number of threads may call it at once."""
+
+    def again(self) -> Network:
+        """The same network, loaded anew: for a process that was forked. Raises EngineError when it cannot be."""
 
 
 class Parts(NamedTuple):
@@ -52,16 +58,10 @@ class CpuBackend:
     slots = 1
 
     def __init__(self, network: Network, options: RunOptions) -> None:
-        post = _core.Postprocessor(
-            conf=options.conf,
-            iou=options.iou,
-            max_det=options.max_det,
-            agnostic=options.agnostic,
-            allowed=options.allowed,
-        )
         self._options = options
+        self._process = os.getpid()
         # One attribute: a call takes all of it or finds the detector closed.
-        self._parts: Parts | None = Parts(network, post, _core.LetterboxPool())
+        self._parts: Parts | None = parts_of(network, options)
         self._inputs: deque[Input] = deque()
 
     def run(self, images: Sequence[Any], color: Color, timings: bool) -> list[Found]:
@@ -159,7 +159,28 @@ class CpuBackend:
         parts = self._parts
         if parts is None:
             raise EdgeYoloError(CLOSED)
+        if os.getpid() != self._process:
+            parts = self._after_fork(parts)
         return parts
+
+    def _after_fork(self, parts: Parts) -> Parts:
+        """This process's own: a thread of the parent may have been inside the others, and left them locked for ever."""
+        INHERITED.append((parts, self._inputs))
+        mine = parts_of(parts.network.again(), self._options)
+        self._inputs = deque()
+        self._parts, self._process = mine, os.getpid()
+        return mine
+
+
+def parts_of(network: Network, options: RunOptions) -> Parts:
+    post = _core.Postprocessor(
+        conf=options.conf,
+        iou=options.iou,
+        max_det=options.max_det,
+        agnostic=options.agnostic,
+        allowed=options.allowed,
+    )
+    return Parts(network, post, _core.LetterboxPool())
 
 
 class Finished:

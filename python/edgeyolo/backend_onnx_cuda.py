@@ -8,14 +8,17 @@ letterbox; the worker, which alone may replay the session's graphs, runs the net
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
 import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +31,19 @@ from .onnx_slot import NetworkPlan, NetworkSlot
 __all__ = ["OnnxCudaBackend"]
 
 MAX_PLACES = 16  # images per run of a model with a dynamic batch: bounds the memory of a long list
+RECHECK = 1.0  # seconds
 CLOSED = "this detector was closed: load the model again"
 log = logging.getLogger("edgeyolo")
 T = TypeVar("T")
 
 
 class OnnxCudaBackend:
-    """See backend.Backend. An image is in work from submit() on, in one of `slots` slots."""
+    """See backend.Backend. An image is in work from submit() on, in one of `slots` slots.
+
+    A KeyboardInterrupt may come between any two steps of a call, and what it unwinds stays alive in its traceback. So
+    no call owns a slot by taking it out of somewhere: it holds the slot's lock in a `with`, and whether the slot is at
+    work is asked of its last job, which its own thread completes.
+    """
 
     def __init__(self, plan: NetworkPlan, options: RunOptions, *, slots: int) -> None:
         self.slots = slots
@@ -42,20 +51,22 @@ class OnnxCudaBackend:
         self._process = os.getpid()
         self._batch = plan.batch or MAX_PLACES
         self._closed = False
-        self._lock = threading.Lock()
-        self._frames = 0
-        # Slots that nothing runs in; None, once closed, for everybody who still waits.
-        self._idle: queue.SimpleQueue[Lane | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._turns = itertools.count()
+        self._waiting: deque[Latch] = deque()  # of calls that found no free slot
         self._lanes: list[Lane] = []
         self._finalizer = weakref.finalize(self, retire, self._lanes, self._process)
         self._finalizer.atexit = False  # at the end of the process nothing of CUDA may be touched
         try:
             for number in range(slots):
-                self._lanes.append(Lane(NetworkSlot(plan, options, self._batch, warn=log.warning), number))
+                self._lanes.append(
+                    Lane(NetworkSlot(plan, options, self._batch, warn=log.warning), number, self._waiting)
+                )
                 self._lanes[-1].ask(self._lanes[-1].slot.open)
-                self._idle.put(self._lanes[-1])
         except BaseException:
-            self._end()
+            self._finalizer()
+            for lane in self._lanes:
+                lane.join()
             raise
 
     def run(self, images: Sequence[Any], color: Color, timings: bool) -> list[Found]:
@@ -67,54 +78,70 @@ class OnnxCudaBackend:
             self._check_open()
         found: list[Found] = []
         for job in jobs:
-            job.wait(None)
             found += job.outcome()
         return found
 
-    def submit(self, image: Any, color: Color, timings: bool) -> Job:
-        return self._start([image], color, timings)
+    def submit(self, image: Any, color: Color, timings: bool) -> Submitted:
+        return Submitted(self._start([image], color, timings))
 
     def submit_on_device(self, image: Any, color: Color) -> Pending[DeviceFound]:
         raise InvalidInput(
             "on_device=True: results of ONNX models come to host memory; a TensorRT engine can leave them on the GPU"
         )
 
-    def _start(self, images: Sequence[Any], color: Color, timings: bool) -> Job:
+    def _start(self, images: Sequence[Any], color: Color, timings: bool) -> Job[list[Found]]:
         started = time.perf_counter()
-        lane = self._take()
-        slot = lane.slot
+        self._check_open()
+        me, turn = threading.get_ident(), next(self._turns) % self.slots
+        while True:
+            lane = self._free_lane(me, turn)
+            with lane.lock:
+                if lane.last.done():  # else another thread was faster
+                    return self._put_to_work(lane, me, images, color, started if timings else None)
+
+    def _put_to_work(
+        self, lane: Lane, me: int, images: Sequence[Any], color: Color, started: float | None
+    ) -> Job[list[Found]]:
+        # CPython looks for signals after calls. There is none between this line and `try`, none between the end of the
+        # block and `finally`.
+        lane.held_by = me
         try:
-            places = self._plan.batch or len(images)
+            if self._closed:
+                raise EdgeYoloError(CLOSED)
+            slot, places = lane.slot, self._plan.batch or len(images)
             if slot.needs_preparation(places):
                 lane.ask(lambda: slot.prepare(places))
             sizes = slot.begin(images, color, places)
-        except BaseException:
-            self._idle.put(lane)
-            raise
-        with self._lock:
-            self._frames += len(images)
-        job = Job()
+            lane.frames += len(images)
+            return lane.post(lambda: slot.finish(places, sizes, started))
+        finally:
+            lane.held_by = None
+            if self._closed:  # by a signal handler of this thread, which could not wait for it
+                lane.retire()
+            wake(self._waiting)
 
-        def work() -> None:
-            outcome: list[Found] | Exception
-            try:
-                outcome = slot.finish(places, sizes, started if timings else None)
-            except Exception as error:
-                outcome = error
-            self._idle.put(lane)
-            job.complete(outcome)
+    def _free_lane(self, me: int, turn: int) -> Lane:
+        """A slot that nobody works with; waits for one. Another thread may be faster: the slot's lock decides."""
+        while True:
+            self._check_open()
+            lane = self._idle_lane(me, turn)
+            if lane is not None:
+                return lane
+            # No lock is held here: the slots' threads never wait for a call that a signal handler interrupts.
+            latch = Latch()
+            self._waiting.append(latch)
+            if self._idle_lane(me, turn) is None and not self._closed:
+                latch.wait(RECHECK)
 
-        lane.post(work)
-        return job
-
-    def _take(self) -> Lane:
-        """A slot of one's own; waits for one."""
-        self._check_open()
-        lane = self._idle.get()
-        if lane is None or self._closed:
-            self._idle.put(lane)  # for the next one who waits, or for close()
-            raise EdgeYoloError(CLOSED)
-        return lane
+    def _idle_lane(self, me: int, turn: int) -> Lane | None:
+        lanes = self._lanes[turn:] + self._lanes[:turn]
+        others = [lane for lane in lanes if lane.held_by != me]
+        if lanes and not others:
+            raise EdgeYoloError(
+                "a signal handler called the detector, and had interrupted a call of the same thread that holds the "
+                "last slot: set a flag in the handler, or load with more slots"
+            )
+        return next((lane for lane in others if lane.held_by is None and lane.last.done()), None)
 
     def frame_buffer(self, height: int, width: int, channels: int, color: Color) -> NDArray[np.uint8]:
         self._check_open()
@@ -138,29 +165,31 @@ class OnnxCudaBackend:
             "tf32": self._plan.tf32,
             "graph": total,
             "memory": {"device_bytes": sum(slot.device_bytes for slot in slots)},
-            "frames": self._frames,
+            "frames": sum(lane.frames for lane in self._lanes),
         }
 
     def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        self._closed = True
         # A child of the process that loaded the model owns none of it.
         if os.getpid() != self._process:
             self._finalizer.detach()
             return
-        for _ in self._lanes:  # each comes back when its images are done; who waits for one is told and passes it on
-            self._idle.get()
-        self._idle.put(None)
-        self._end()
-
-    def _end(self) -> None:
-        """Ends the threads and with them the slots. Nothing is in work."""
-        self._finalizer()
-        for lane in self._lanes:
-            lane.join()
-        self._lanes.clear()
+        if not self._closing.acquire(blocking=False):
+            return
+        try:
+            wake(self._waiting)
+            me = threading.get_ident()
+            ended = [lane for lane in self._lanes if lane.held_by != me]  # the others: see _start()
+            for lane in ended:
+                with lane.lock:
+                    lane.last.wait(None)
+                    lane.retire()
+            for lane in ended:
+                lane.join()
+            self._lanes[:] = [lane for lane in self._lanes if lane not in ended]
+        except BaseException:
+            self._closing.release()  # interrupted: the next close() goes on
+            raise
 
     def _check_open(self) -> None:
         if self._closed:
@@ -173,74 +202,115 @@ class OnnxCudaBackend:
             )
 
 
-class Job:
-    """See backend.Pending: the images of one run."""
+class Latch:
+    """Opens once. Holds nothing of what it stands for."""
 
     def __init__(self) -> None:
-        self._outcome: list[Found] | Exception | None = None
-        # A bare lock, taken until the job is done: a third of what threading.Event costs.
+        self._open = False
+        # A bare lock, taken until then: a third of what threading.Event costs.
         self._busy = threading.Lock()
         self._busy.acquire()
 
-    def complete(self, outcome: list[Found] | Exception) -> None:
-        self._outcome = outcome
+    def open(self) -> None:
+        self._open = True
         self._busy.release()
 
     def done(self) -> bool:
-        return self._outcome is not None
+        return self._open
 
     def wait(self, timeout: float | None) -> bool:
-        if self._outcome is not None:
-            return True
-        if not self._busy.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            return False
-        self._busy.release()
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._open:
+            left = RECHECK if end is None else min(max(end - time.monotonic(), 0.0), RECHECK)
+            # An interrupt between the next two lines leaves the lock taken: others look again on their own.
+            if self._busy.acquire(timeout=left):
+                self._busy.release()
+            elif end is not None and time.monotonic() >= end:
+                return self._open
         return True
 
-    def outcome(self) -> list[Found]:
-        assert self._outcome is not None  # the caller has waited
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+
+class Job(Generic[T]):
+    """A call in a slot's thread, and what came of it."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.end = Latch()
+        self._call: Callable[[], T] | None = call
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        call, self._call = self._call, None  # it may be the last to hold an image
+        assert call is not None
+        try:
+            self._value = call()
+        except BaseException as error:
+            self._error = error
+        del call
+        self.end.open()
+
+    def outcome(self) -> T:
+        """Waits for the end. Raises what the call raised."""
+        self.end.wait(None)
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+class Submitted:
+    """See backend.Pending: the only image of its job."""
+
+    def __init__(self, job: Job[list[Found]]) -> None:
+        self._job = job
+
+    def done(self) -> bool:
+        return self._job.end.done()
+
+    def wait(self, timeout: float | None) -> bool:
+        return self._job.end.wait(timeout)
 
     def found(self) -> Found:
-        (found,) = self.outcome()
+        (found,) = self._job.outcome()
         return found
 
 
 class Lane:
-    """A slot and its thread. Calls are made one after the other, in the order in which they were posted."""
+    """A slot and its thread. Calls are made one after the other, in the order in which they were posted.
 
-    def __init__(self, slot: NetworkSlot, number: int) -> None:
+    lock: held from the choice of the slot to the post of its job; its own thread may take it again, in a signal
+    handler, and asks held_by first. last: the end of the job that was posted last. frames: images that were posted.
+    """
+
+    def __init__(self, slot: NetworkSlot, number: int, waiting: deque[Latch]) -> None:
         self.slot = slot
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.lock = threading.RLock()
+        self.held_by: int | None = None
+        self.last = Latch()
+        self.last.open()
+        self.frames = 0
+        self._calls: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         # A daemon: a program that ends without close() must not wait for it.
         self._thread = threading.Thread(
-            target=work_off, args=(self._calls, slot), name=f"edgeyolo-onnx-{number}", daemon=True
+            target=work_off, args=(self._calls, slot, waiting), name=f"edgeyolo-onnx-{number}", daemon=True
         )
         self._thread.start()
 
-    def post(self, call: Callable[[], None]) -> None:
-        self._calls.put(call)
+    def post(self, call: Callable[[], T]) -> Job[T]:
+        job, put = Job(call), self._calls.put
+        end = job.end
+        # CPython looks for signals after a call, not between these two: whoever waits for `last` waits for something
+        # that comes, and no job runs that is not the last.
+        self.last = end
+        put(job)
+        return job
 
     def ask(self, call: Callable[[], T]) -> T:
         """Makes the call in the slot's thread; returns what it returns, raises what it raises."""
-        answer: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                answer.put((call(), None))
-            except BaseException as error:
-                answer.put((None, error))
-
-        self.post(work)
-        value, error = answer.get()
-        if error is None:
-            return value  # type: ignore[return-value]
+        job = self.post(call)
         try:
-            raise error
+            return job.outcome()
         finally:
-            del error  # or it and this frame would hold each other, until some thread's garbage collection
+            del job  # or an error and this frame would hold each other, until some thread's garbage collection
 
     def retire(self) -> None:
         """Ends the thread after what is in work. It closes the slot, whose session is its own."""
@@ -250,14 +320,22 @@ class Lane:
         self._thread.join()
 
 
-def work_off(calls: queue.SimpleQueue[Callable[[], None] | None], slot: NetworkSlot) -> None:
+def work_off(calls: queue.SimpleQueue[Job[Any] | None], slot: NetworkSlot, waiting: deque[Latch]) -> None:
     while True:
-        call = calls.get()
-        if call is None:
+        job = calls.get()
+        if job is None:
             break
-        call()
-        del call  # it may be the last to hold an image
+        job.work()
+        del job  # it may be the last to hold a result
+        wake(waiting)
     slot.close()
+
+
+def wake(waiting: deque[Latch]) -> None:
+    """All of them: one that was interrupted would keep a single call to itself."""
+    with contextlib.suppress(IndexError):
+        while True:
+            waiting.popleft().open()
 
 
 def retire(lanes: list[Lane], process: int) -> None:

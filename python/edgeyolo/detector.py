@@ -105,8 +105,9 @@ def load(
 class Detector:
     """A loaded model. Made by `load()`; its arguments are described there.
 
-    Any number of threads may call it at once; each gets the result that it would get alone. A detector on a GPU does
-    not survive fork(): use it in the process that loaded it, or load it in the child.
+    Any number of threads may call it at once; each gets the result that it would get alone. A signal handler may swap
+    or close it. A detector on a GPU does not survive fork(): use it in the process that loaded it, or load it in the
+    child. One on the CPU loads its model anew in the child, at its first call there.
     """
 
     def __init__(self, running: Running, options: LoadOptions) -> None:

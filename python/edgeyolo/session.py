@@ -45,6 +45,7 @@ class OnnxSession:
         )
         self.version: str = onnxruntime.__version__
         self.path = path
+        self._stamp = stamp(path)
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
@@ -113,6 +114,15 @@ class OnnxSession:
             "input": {"name": self.input_name, "shape": list(self.input_shape), "dtype": self.input_dtype.name},
         }
 
+    def again(self) -> OnnxSession:
+        """See backend_cpu.Network."""
+        if stamp(self.path) != self._stamp:
+            raise EngineError(
+                f"{self.path} has changed since it was loaded, and this forked process has to load it anew: load the "
+                "model in this process"
+            )
+        return OnnxSession(self.path)
+
     def start(self, options: RunOptions) -> CpuBackend:
         return CpuBackend(self, options)
 
@@ -139,3 +149,12 @@ class OnnxSession:
                 f"found {output.shape}"
             )
         return np.ascontiguousarray(output, dtype=np.float32)
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """What tells one content of a file from another, without reading it."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None  # whoever opens it says why
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
