@@ -18,7 +18,8 @@ import edgeyolo
 from cli_helpers import RED, names, write_video
 from conftest import solid
 from edgeyolo.cli import main
-from edgeyolo.cli.files import JsonDocument, VideoFile, encode_picture
+from edgeyolo.cli.files import JsonDocument, VideoFile, encode_picture, rate_of
+from media import write_video as write_clip
 
 pytest_plugins = ("cli_fixtures",)
 
@@ -39,6 +40,36 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def noise(seed: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (240, 320, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("times", "rate"),
+    [
+        ([0.0, 0.033, 0.067, 0.1, 0.133, 0.167, 0.2, 0.233, 0.267, 0.3], 30.0),  # Matroska's milliseconds
+        ([0.0, 0.017, 0.033, 0.05, 0.067, 0.083, 0.1, 0.117, 0.133, 0.15], 60.0),
+        ([0.0, 0.9, 0.94, 0.98, 1.02, 1.06], 25.0),  # a camera that begins slowly
+        ([0.0, 0.0005, 0.001], 2000.0),
+        ([0.0], None),
+        ([1.0, 1.0], None),
+    ],
+)
+def test_rates_of_timestamps(times: list[float], rate: float | None) -> None:
+    assert rate_of(times) == (None if rate is None else pytest.approx(rate, rel=1e-9))
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "rate"),
+    [("a.mkv", "mp4v", 30), ("b.mkv", "mp4v", 60), ("c.webm", "VP80", 24), ("d.avi", "MJPG", 12.5)],
+)
+def test_a_saved_video_runs_as_fast_as_its_source(
+    name: str, codec: str, rate: float, model: str, tmp_path: Path
+) -> None:
+    clip, out = write_clip(tmp_path / name, codec, 40, rate), tmp_path / "out"
+    assert main(["detect", str(clip), "--model", model, "--save", str(out), "--quiet"]) == 0
+    capture = cv2.VideoCapture(str(next(out.iterdir())))
+    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(rate, rel=1e-3)
+    assert int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) == pytest.approx(40, abs=1)
+    capture.release()
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".avi", ".mkv", ".mov"])

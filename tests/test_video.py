@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import edgeyolo
 from edgeyolo import Frame, SourceError
+from edgeyolo.video import redacted
 from media import cv2, error_of, write_video
 
 
@@ -213,3 +214,39 @@ def test_a_lost_connection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *arguments: Any) -> None:
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("rtsp://u:secret@h:554/1", "rtsp://u:***@h:554/1"),
+        ("rtsp://u:p@ss:w@h/1", "rtsp://u:***@h/1"),
+        ("rtsp://u:pa/ss@h/1", "rtsp://u:***@h/1"),
+        ("rtsp://u:pa?s#s@h", "rtsp://u:***@h"),
+        ("rtsp://:secret@[::1]:554/1", "rtsp://:***@[::1]:554/1"),
+        ("rtsp://u@h/1", "rtsp://u@h/1"),
+        ("rtsp://h/1@2x", "rtsp://h/1@2x"),
+        ("rtsp://h:554/a@b:c", "rtsp://h:554/a@b:c"),
+        ("rtsp://[fe80::1]/a@b", "rtsp://[fe80::1]/a@b"),
+        ("http://h/v.mp4?token=abc&start=3&api_key=x", "http://h/v.mp4?token=***&start=3&api_key=***"),
+        ("http://h/v?Password=abc#now", "http://h/v?Password=***#now"),
+        ("csi://0?1280x720@30", "csi://0?1280x720@30"),
+        (
+            'rtspsrc location=rtsp://u:s!cret@h/1 user-pw="a b" latency=0 ! decodebin ! appsink',
+            "rtspsrc location=rtsp://u:***@h/1 user-pw=*** latency=0 ! decodebin ! appsink",
+        ),
+        ("photos/key=3.jpg", "photos/key=3.jpg"),
+    ],
+)
+def test_no_password_is_shown(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["rtspsrc location=rtsp://u:hush@h/1 ! appsink", "ftp://u:hush@h/v.mp4", "csi://u:hush@h"]
+)
+def test_no_error_tells_a_password(text: str) -> None:
+    for source in (text, [text]):
+        with pytest.raises(edgeyolo.EdgeYoloError) as caught:
+            edgeyolo.open(source)
+        assert "hush" not in str(caught.value)

@@ -210,8 +210,8 @@ def _parts(source: Any, recursive: bool) -> list[_Part]:
         for item in source:
             if _as_camera(item) is not None or (isinstance(item, str) and _is_address(item)):
                 raise InvalidInput(
-                    f"{item!r} inside a {type(source).__name__}: a camera or stream does not end, so what follows "
-                    "would never come. Open each one on its own"
+                    f"{redacted(str(item))!r} inside a {type(source).__name__}: a camera or stream does not end, so "
+                    "what follows would never come. Open each one on its own"
                 )
         return [part for item in source for part in _parts(item, recursive)]
     if isinstance(source, Iterator):

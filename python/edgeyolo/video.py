@@ -25,6 +25,7 @@ __all__ = [
     "Reading",
     "announced_frames",
     "frame_count",
+    "frame_rate",
     "is_video",
     "open_camera",
     "open_stream",
@@ -42,6 +43,7 @@ VIDEO_SUFFIXES = frozenset({
     ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv", ".y4m",
 })
 # fmt: on
+FASTEST = 10_000.0  # frames a second; above it is a clock (90,000), not a rate
 STREAM_SCHEMES = ("http", "https", "rtmp", "rtmps", "rtp", "rtsp", "rtsps", "srt", "tcp", "udp")
 STREAM_TIMEOUT_MS = 10_000
 READ_TRIES = 3  # of a video file: a failed read that is followed by a good one is one bad frame
@@ -59,6 +61,16 @@ def frame_count(path: Path) -> int | None:
     capture = _capture_file(path)
     try:
         return announced_frames(capture)
+    finally:
+        capture.release()
+
+
+def frame_rate(path: Path) -> float | None:
+    """Frames a second of a video file, on average over its length, as its container has it; None where it does not."""
+    capture = _capture_file(path)
+    try:
+        rate = float(capture.get(require_cv2().CAP_PROP_FPS))
+        return rate if 0 < rate <= FASTEST else None
     finally:
         capture.release()
 
@@ -132,19 +144,21 @@ def open_stream(address: str) -> Any:
         pipeline = _csi_pipeline(address) if scheme == "csi" else address
         if not cv2.videoio_registry.hasBackend(cv2.CAP_GSTREAMER):
             raise SourceError(
-                f"{address}: needs an OpenCV that was built with GStreamer. This one (cv2 {cv2.__version__}, "
+                f"{redacted(address)}: needs an OpenCV that was built with GStreamer. This one (cv2 {cv2.__version__}, "
                 f"{Path(cv2.__file__).parent}) was not, like every opencv-python from PyPI: use the one that "
                 "JetPack or your distribution installs (python3-opencv), or build it with -DWITH_GSTREAMER=ON"
             )
         capture = cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
-        wanted = f"the GStreamer pipeline {pipeline!r}: try it with gst-launch-1.0; it must end in appsink"
+        wanted = f"the GStreamer pipeline {redacted(pipeline)!r}: try it with gst-launch-1.0; it must end in appsink"
     elif scheme in STREAM_SCHEMES:
         limits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, cv2.CAP_PROP_READ_TIMEOUT_MSEC)
         options = [value for limit in limits for value in (limit, STREAM_TIMEOUT_MS)]
         capture = cv2.VideoCapture(address, cv2.CAP_FFMPEG, options)
         wanted = f"{redacted(address)}: check the address, the password and the network"
     else:
-        raise SourceError(f"{address}: expected csi:// or one of {', '.join(STREAM_SCHEMES)}, found {scheme}://")
+        raise SourceError(
+            f"{redacted(address)}: expected csi:// or one of {', '.join(STREAM_SCHEMES)}, found {scheme}://"
+        )
     if not capture.isOpened():
         capture.release()
         raise SourceError(f"cannot open {wanted}")
@@ -178,9 +192,28 @@ def announced_frames(capture: Any) -> int | None:
     return count if count > 0 else None  # raw streams give 0 or a large negative number
 
 
-def redacted(address: str) -> str:
-    """An address without its password, for messages and logs."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", address)
+SECRETS = "user-pw|pass(?:word|wd)?|pwd|(?:api[-_]?|access[-_]?)?key|(?:[a-z]+[-_])?token|secret|sig(?:nature)?|auth"
+
+
+def redacted(text: str) -> str:
+    """An address, or a pipeline, without passwords, tokens and keys: for messages and logs. Other texts stay."""
+    if "://" not in text and " ! " not in text:
+        return text
+    text = re.sub(r"(?<=://)[^\s\"']+", lambda found: _without_password(found[0]), text)
+    return re.sub(rf"\b({SECRETS})=(\"[^\"]*\"|'[^']*'|[^\s&;#\"']+)", r"\1=***", text, flags=re.IGNORECASE)
+
+
+def _without_password(rest: str) -> str:
+    """What follows the :// of an address. Cameras take passwords that no address should hold, with @, : and /."""
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in authority:
+        before = authority.rindex("@")
+    elif "@" in rest and not re.fullmatch(r"[^:]*(:[0-9]*)?|\[.*", authority):  # no host and port: a / in the password
+        before = rest.rindex("@")
+    else:
+        return rest
+    user, colon, _ = rest[:before].partition(":")
+    return f"{user}{colon}***{rest[before:]}" if colon else rest
 
 
 def _capture_file(path: Path) -> Any:
@@ -213,7 +246,7 @@ def _csi_pipeline(address: str) -> str:
     match = re.fullmatch(r"csi://(\d+)(?:\?(\d+)x(\d+)(?:@(\d+))?)?", address, re.IGNORECASE)
     if match is None:
         raise SourceError(
-            f"{address}: expected csi://SENSOR or csi://SENSOR?WIDTHxHEIGHT@FPS, such as csi://0?1280x720@30"
+            f"{redacted(address)}: expected csi://SENSOR or csi://SENSOR?WIDTHxHEIGHT@FPS, such as csi://0?1280x720@30"
         )
     sensor, width, height, fps = match.groups()
     size = f",width={width},height={height}" if width else ""

@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -144,17 +144,29 @@ class JsonDocument:
             self._temporary.unlink(missing_ok=True)
 
 
+def rate_of(times: Sequence[float]) -> float | None:
+    """Frames a second by their timestamps; None where these do not advance."""
+    if len(times) < 2 or times[-1] <= times[0]:
+        return None
+    steps = [after - before for before, after in pairwise(times)]
+    mean, usual = (times[-1] - times[0]) / len(steps), statistics.median(steps)
+    # Containers round each time, to milliseconds for instance, which the mean evens out; a camera that hesitates at
+    # first spoils it.
+    return 1 / (mean if abs(mean - usual) <= 0.1 * mean or usual <= 0 else usual)
+
+
 class VideoFile:
     """An annotated video at a constant rate; it gets its name in close().
 
-    The rate is the median step between the first timestamps, so the first pictures wait for those that follow.
+    rate: frames a second, that of the source on average; None: from the first timestamps, so the first pictures wait
+    for those that follow.
     """
 
     WAITING = 10
     USUAL_RATE = 25.0  # for a video of one picture, and where timestamps do not advance
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, rate: float | None = None) -> None:
+        self.path, self._rate = path, rate
         self.count = 0
         self._written = 0  # without those that wait and those that were refused
         with naming(path):
@@ -216,9 +228,7 @@ class VideoFile:
         return found == self._written
 
     def _start(self) -> None:
-        times = [timestamp for _, timestamp in self._waiting]
-        step = statistics.median(after - before for before, after in pairwise(times)) if len(times) > 1 else 0.0
-        rate = 1.0 / step if step > 1e-3 else self.USUAL_RATE
+        rate = self._rate or rate_of([timestamp for _, timestamp in self._waiting]) or self.USUAL_RATE
         cv2 = require_cv2()
         height, width = self._waiting[0][0].shape[:2]
         self._size = width, height

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeYoloError, InvalidInput
 from ..opencv import require_cv2
+from ..video import frame_rate
 from .files import VideoFile, encode_picture, write_bytes
 from .output import Progress, complain, printable, say
 
@@ -175,7 +176,8 @@ class ResultFolder:
             self.finish_video()
             source = Path(frame.path or "camera.mp4")
             writable = source.suffix.lower() in VIDEO_SUFFIXES
-            self._video = VideoFile(self._free_name(source if writable else source.with_suffix(".mp4"), frame))
+            target = self._free_name(source if writable else source.with_suffix(".mp4"), frame)
+            self._video = VideoFile(target, rate=None if frame.path is None else frame_rate(source))
             self._video_source = frame.path
         return self._video
 
