@@ -31,6 +31,7 @@ def test_ctrl_c_keeps_what_was_written(
     class Interrupted(edgeyolo.Source):
         def __init__(self, source: edgeyolo.Source) -> None:
             self.source, self.total, self.left_out = source, source.total, source.left_out
+            self._newest = None
 
         def __next__(self) -> edgeyolo.Frame:
             frame = next(self.source)
@@ -41,7 +42,7 @@ def test_ctrl_c_keeps_what_was_written(
         def close(self) -> None:
             self.source.close()
 
-    monkeypatch.setattr(edgeyolo, "open", lambda source: Interrupted(open_source(source)))
+    monkeypatch.setattr(edgeyolo, "open", lambda source, **options: Interrupted(open_source(source, **options)))
     assert main(["detect", str(clip), "--model", model, "--save", str(out), "--json", str(out / "r.json")]) == 1
     assert names(out) == ["clip.mp4", "r.json"]
     document = json.loads((out / "r.json").read_text())

@@ -251,6 +251,8 @@ def test_dynamic_size(tmp_path: Path) -> None:
     path = mean_colour(tmp_path / "d.onnx", batch="n", size=("h", "w"))
     model = edgeyolo.load(path, imgsz=(64, 128))
     assert model.info()["imgsz"] == [64, 128]
+    assert edgeyolo.load(path, imgsz=np.array([64, 128])).info()["imgsz"] == [64, 128]  # type: ignore[arg-type]
+    assert edgeyolo.load(path, imgsz=np.int64(64)).info()["imgsz"] == [64, 64]  # type: ignore[arg-type]
     assert top(model(solid(128, 64, (0, 0, 204)))) == ("0", 0.8)
     assert edgeyolo.load(path).info()["imgsz"] == [640, 640]
     assert any("640" in note for note in edgeyolo.load(path).info()["notes"])

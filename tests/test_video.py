@@ -113,7 +113,7 @@ def test_a_frame_that_fails_in_the_middle_is_an_error_in_its_place(
 
 def test_a_camera_that_fails_gives_errors_and_then_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = use(monkeypatch, FakeCapture([True, False, True, True]))
-    source = edgeyolo.open(0)
+    source = edgeyolo.open(0, latest=False)
     assert source.live
     assert source.total is None
     frames: list[Frame] = []

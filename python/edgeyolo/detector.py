@@ -190,9 +190,9 @@ class Detector:
 
         Yields (frame, result), in the order of the source; the result is None where `frame.error` says why there is no
         image. Frames of files and cameras are BGR; arrays are taken in the detector's color. On a GPU, up to `slots`
-        frames of a file are in work at once; of a live source each result is handed out before the next frame is read,
-        since waiting for that would make it old. A generator that is not resumed holds no lock and blocks nobody. A
-        source that was opened here is closed at the end.
+        frames of a file are in work at once; of a live source each result is handed out before the next frame is taken,
+        the newest there is by then (see `edgeyolo.open()`, latest=). A generator that is not resumed holds no lock and
+        blocks nobody. A source that was opened here is closed at the end.
         """
         if isinstance(source, Source):
             yield from self._stream(source, timings)

@@ -24,8 +24,9 @@ def cuda_ordinal(device: str | int, path: Path) -> int | None:
     if not onnx and suffix not in ENGINE_SUFFIXES:
         hint = " Export it to ONNX first." if suffix in (".pt", ".pth") else ""
         raise EngineError(f"expected an .onnx, .engine or .plan file, found {path.name}.{hint}")
-    if isinstance(device, Integral) and not isinstance(device, bool) and device >= 0:  # NumPy's integers too
-        return int(device)
+    number: object = device
+    if isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0:  # NumPy's integers too
+        return int(number)
     if isinstance(device, str):
         name = device.removeprefix("cuda:")
         if onnx and device in ("auto", "cpu"):

@@ -151,8 +151,10 @@ def _pair(imgsz: int | Sequence[int] | None) -> tuple[int, int] | None:
     """imgsz as (height, width)."""
     if imgsz is None:
         return None
-    several = isinstance(imgsz, (list, tuple)) or (isinstance(imgsz, np.ndarray) and imgsz.ndim == 1)
-    values: list[object] = list(imgsz) if several else [imgsz, imgsz]  # type: ignore[arg-type]
+    given: object = imgsz
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        given = list(given)
+    values: list[object] = list(given) if isinstance(given, (list, tuple)) else [given, given]
     sides = [int(v) for v in values if isinstance(v, (int, np.integer)) and not isinstance(v, bool) and 1 <= v <= 32767]
     if len(values) != 2 or len(sides) != 2:
         raise InvalidInput(f"imgsz must be an int or (height, width), 1 to 32767 pixels each, found {imgsz!r}")

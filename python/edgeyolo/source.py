@@ -8,6 +8,7 @@ import glob
 import os
 import re
 import stat
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from .errors import InvalidInput, SourceError
 from .image import as_image
+from .live import Newest
 from .pictures import PICTURE_SUFFIXES, as_bgr, picture_format, read_head, read_picture
 from .video import (
     Reading,
@@ -85,8 +87,8 @@ class Source:
     total: the number of items if known beforehand (a video's is what its container announces), else None.
     live: True for cameras and network streams, which go on while nobody reads.
     left_out: files in folders that are neither picture nor video, by name and by content (labels, notes).
-    close(), the end of a `with` block and the end of the iteration release the device. A source takes no lock and
-    starts no thread, so one that is left half read keeps nobody waiting.
+    close(), the end of a `with` block and the end of the iteration release the device. A source that is left half read
+    keeps nobody waiting.
     """
 
     def __init__(
@@ -97,7 +99,15 @@ class Source:
         self.live = live
         self.left_out: tuple[Path, ...] = ()
         self._capture = capture
+        self._newest = capture if isinstance(capture, Newest) else None
+        if self._newest is not None:
+            weakref.finalize(self, self._newest.release)  # its thread would go on for a source that nobody has
         self._frames = self._number(parts)
+
+    @property
+    def dropped(self) -> int:
+        """Frames of a live source that came while an earlier one was in work, and were left out for the newest one."""
+        return 0 if self._newest is None else self._newest.dropped
 
     def __iter__(self) -> Source:
         return self
@@ -137,7 +147,7 @@ class Source:
             self._release()
 
 
-def open(source: Any, *, recursive: bool = False) -> Source:
+def open(source: Any, *, recursive: bool = False, latest: bool | None = None) -> Source:
     """Opens pictures, videos, cameras, streams or arrays as a `Source` of frames.
 
     source: a file, a folder (its pictures and videos in natural order, without hidden ones), a glob, a list or tuple of
@@ -145,6 +155,9 @@ def open(source: Any, *, recursive: bool = False) -> Source:
     the text of a GStreamer pipeline (both need an OpenCV with GStreamer); an image array, a list or a 4-D batch of
     them; any iterator of arrays or file names.
     recursive: whether folders are gone through with their subfolders.
+    latest: whether each frame is the newest one there is, and those that came in the meantime are left out (`dropped`
+    counts them). None: so for cameras and for streams that announce no length; False hands out every frame, later and
+    later where the consumer is slower than the source.
 
     What a file holds decides, not its name. A file that cannot be read (truncated, empty, text, damaged) is one
     frame with an error, in its place. Raises SourceError where there is nothing to read: a missing file, an empty
@@ -157,9 +170,11 @@ def open(source: Any, *, recursive: bool = False) -> Source:
     camera = _as_camera(source)
     if camera is not None:
         name = f"camera {camera}"
-        return _open_capture(name, open_camera(camera))
+        return _open_capture(name, open_camera(camera), latest)
     if isinstance(source, str) and _is_address(source):
-        return _open_capture(redacted(source), open_stream(source))
+        return _open_capture(redacted(source), open_stream(source), latest)
+    if latest:
+        raise InvalidInput("latest=True is for cameras and streams: a file waits for its reader")
     parts = _parts(source, recursive)
     totals = [part.total for part in parts]
     known = [total for total in totals if total is not None]
@@ -170,11 +185,18 @@ def open(source: Any, *, recursive: bool = False) -> Source:
     return made
 
 
-def _open_capture(name: str, capture: Any) -> Source:
+def _open_capture(name: str, capture: Any, latest: bool | None) -> Source:
     total = announced_frames(capture) if "://" in name else None
     live = total is None
-    read = read_live if live else read_remote
-    part = _Part(lambda: (_frame(reading) for reading in read(capture, name)), total)
+    if latest and not live:
+        capture.release()
+        raise InvalidInput(f"latest=True is for cameras and streams: {name} is a recording of {total} frames")
+    if live and latest is not False:
+        capture = Newest(capture, name)
+        readings: Callable[[], Iterator[Reading]] = capture.readings
+    else:
+        readings = partial(read_live if live else read_remote, capture, name)
+    part = _Part(lambda: (_frame(reading) for reading in readings()), total)
     return Source(name, [part], total=total, live=live, capture=capture)
 
 

@@ -56,6 +56,7 @@ from .window import Window
 
 if TYPE_CHECKING:
     from ..detector import Detector
+    from ..source import Source
 
 HINT = "SOURCE comes before --classes, which takes every word after it"
 
@@ -76,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_imgsz(parser)
     add_device(parser)
     add_reading(parser)
+    text = "of a camera or stream: every frame, later and later where they come faster than they can be looked at"
+    add("--every-frame", action="store_true", help=text)
     add("--save", type=usable_folder, metavar="DIR", help="write the drawn pictures and videos there")
     add("--txt", action="store_true", help="write label files beside the saved pictures")
     add("--json", metavar="FILE", help="write every result into one JSON document (- for stdout)")
@@ -119,17 +122,18 @@ def run(args: argparse.Namespace) -> int:
             keeper.lines.begin(len(args.sources))
             for source in args.sources:
                 if not keeper.closed:
-                    detect(source, detector, keeper)
+                    detect(source, detector, keeper, latest=False if args.every_frame else None)
     return 1 if keeper.errors else 0
 
 
-def detect(source: str, detector: Detector, keeper: Keeper) -> None:
+def detect(source: str, detector: Detector, keeper: Keeper, latest: bool | None) -> None:
     """One SOURCE from its first to its last frame. What cannot be read is told, and the run goes on."""
     import edgeyolo
 
     name = redacted(source)
     try:
-        with edgeyolo.open(source) as frames:
+        with edgeyolo.open(source, latest=latest) as frames, contextlib.ExitStack() as stack:
+            stack.callback(tell_dropped, name, frames, keeper)
             keeper.lines.unfold(frames.total)
             if frames.left_out:
                 keeper.lines.aside(f"{name}: {left_out(frames.left_out)}")
@@ -149,6 +153,11 @@ def detect(source: str, detector: Detector, keeper: Keeper) -> None:
         keeper.lines.advance()
     finally:
         keeper.end_of_source()
+
+
+def tell_dropped(name: str, frames: Source, keeper: Keeper) -> None:
+    if frames.dropped:
+        keeper.lines.aside(f"{name}: {frames.dropped} frames came while others were in work, and were left out")
 
 
 def left_out(files: Sequence[Path]) -> str:

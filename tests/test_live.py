@@ -1,0 +1,231 @@
+"""Cameras and streams: the newest frame for a consumer that is slower than they are."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgeyolo
+from edgeyolo import InvalidInput, SourceError
+from edgeyolo.cli import main
+from media import cv2, write_video
+
+
+class Camera:
+    """Gives what the script says, one reading for each allow(); then waits for the next, as a camera does. A picture's
+    first value is the number of its reading."""
+
+    def __init__(self, script: list[bool | Exception]) -> None:
+        self.script, self.asked, self.released = list(script), 0, 0
+        self.allowed, self.idle = threading.Semaphore(0), threading.Condition()
+
+    def isOpened(self) -> bool:  # noqa: N802
+        return True
+
+    def get(self, key: int) -> float:
+        return 0.0
+
+    def set(self, key: int, value: float) -> bool:
+        return False
+
+    def allow(self, count: int = 1) -> None:
+        self.allowed.release(count)
+
+    def read(self) -> tuple[bool, Any]:
+        with self.idle:
+            self.asked += 1
+            self.idle.notify_all()
+        self.allowed.acquire()
+        step = self.script.pop(0) if self.script else False
+        if isinstance(step, Exception):
+            raise step
+        return step, np.full((4, 4, 3), self.asked, np.uint8) if step else None
+
+    def wait_for(self, reads: int) -> None:
+        """Until so many readings were taken over, and the next is asked for."""
+        with self.idle:
+            assert self.idle.wait_for(lambda: self.asked > reads, timeout=30)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.fixture
+def camera(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Camera]:
+    def make(*script: bool | Exception) -> Camera:
+        made = Camera(list(script))
+        monkeypatch.setattr(cv2, "VideoCapture", lambda *given: made)
+        monkeypatch.setattr("edgeyolo.video.LIVE_PAUSE_S", 0.0)
+        monkeypatch.setattr("edgeyolo.live.RELEASE_S", 0.01)
+        return made
+
+    return make
+
+
+def ended() -> bool:
+    for thread in threading.enumerate():
+        if thread.name == "edgeyolo-live":
+            thread.join(30)
+            return not thread.is_alive()
+    return True
+
+
+def test_a_slow_consumer_gets_the_newest_frame(camera: Callable[..., Camera]) -> None:
+    made = camera(*[True] * 6)
+    with edgeyolo.open(0) as source:
+        assert source.live and source.total is None and made.asked == 0, "read from the first frame that is asked for"
+        made.allow()
+        first = next(source)
+        made.wait_for(1)
+        made.allow(4)
+        made.wait_for(5)
+        second = next(source)
+        made.allow()
+        third = next(source)
+    shown = [int(frame.image[0, 0, 0]) for frame in (first, second, third) if frame.image is not None]
+    assert (shown, source.dropped) == ([1, 5, 6], 3)
+    assert [frame.index for frame in (first, second, third)] == [0, 1, 2]
+    times = [frame.timestamp or 0.0 for frame in (first, second, third)]
+    assert times == sorted(times)
+    made.allow(10)
+    assert ended() and made.released == 1 and list(source) == []
+
+
+def test_every_frame_where_that_is_asked_for(camera: Callable[..., Camera]) -> None:
+    made = camera(*[True] * 5)
+    made.allow(5)
+    with edgeyolo.open("rtsp://camera/1", latest=False) as source:
+        shown = [int(next(source).image[0, 0, 0]) for _ in range(5)]  # type: ignore[index]
+    assert (shown, source.dropped, made.released) == ([1, 2, 3, 4, 5], 0, 1)
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgeyolo-live"]
+
+
+def test_errors_keep_their_place_and_the_loss_is_told(camera: Callable[..., Camera]) -> None:
+    made = camera(True, False, True, True)
+    with edgeyolo.open(0) as source:
+        made.allow()
+        frames = [next(source)]
+        made.allow(8)  # an error, two frames, and five errors: the camera is lost
+        assert ended()
+        with pytest.raises(SourceError, match="camera 0 is lost: 5 reads in a row failed"):
+            while True:
+                frames.append(next(source))
+    assert [frame.error is None for frame in frames] == [True, False, True] + [False] * 5
+    assert int(frames[2].image[0, 0, 0]) == 4 and source.dropped == 1  # type: ignore[index]
+    assert made.released == 1
+
+
+def test_what_the_capture_raises_ends_the_source(camera: Callable[..., Camera]) -> None:
+    made = camera(True, cv2.error("no memory"))
+    made.allow(2)
+    source = edgeyolo.open(0)
+    with pytest.raises(SourceError, match="camera 0 failed: error: no memory"):
+        list(source)
+    assert ended() and made.released == 1
+
+
+def test_close_does_not_wait_for_a_camera_that_does_not_answer(camera: Callable[..., Camera]) -> None:
+    made = camera(True)
+    source = edgeyolo.open(0)
+    made.allow()
+    next(source)
+    made.wait_for(1)
+    source.close()
+    source.close()
+    assert made.released == 0, "its thread is inside of it"
+    assert list(source) == []
+    made.allow()
+    assert ended() and made.released == 1
+
+
+def test_a_consumer_that_waits_is_woken_by_close(camera: Callable[..., Camera]) -> None:
+    made = camera()
+    source, got = edgeyolo.open(0), []
+    waiting = threading.Thread(target=lambda: got.append(list(source)), daemon=True)
+    waiting.start()
+    made.wait_for(0)
+    source._release()  # what close() does; the generator itself belongs to the thread that is in it
+    waiting.join(30)
+    assert got == [[]]
+    made.allow()
+    assert ended()
+
+
+def test_a_source_that_is_dropped_ends_its_thread(camera: Callable[..., Camera]) -> None:
+    made = camera(True, True)
+    source = edgeyolo.open(0)
+    made.allow()
+    next(source)
+    del source
+    gc.collect()
+    made.allow()
+    assert ended() and made.released == 1
+
+
+def test_only_what_is_live_has_a_newest_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = write_video(tmp_path / "v.mp4", "mp4v", 5)
+    with pytest.raises(InvalidInput, match="latest=True is for cameras and streams"):
+        edgeyolo.open(clip, latest=True)
+    recording = cv2.VideoCapture(str(clip))
+    monkeypatch.setattr(cv2, "VideoCapture", lambda *given: recording)
+    with pytest.raises(InvalidInput, match=r"http://host/v\.mp4 is a recording of 5 frames"):
+        edgeyolo.open("http://host/v.mp4", latest=True)
+    assert not recording.isOpened()
+
+
+def test_the_command_tells_what_was_left_out(
+    camera: Callable[..., Camera], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = camera(True, True, True)
+    made.allow(20)
+    opened: list[dict[str, Any]] = []
+    real = edgeyolo.open
+
+    def opening(source: Any, **options: Any) -> edgeyolo.Source:
+        opened.append(options)
+        result = real(source, **options)
+        if options["latest"] is None:  # before the first frame is asked for, all of them are there
+            assert result._newest is not None
+            result._newest.dropped = 2
+        return result
+
+    monkeypatch.setattr(edgeyolo, "open", opening)
+    assert main(["detect", "0"]) == 1  # it is lost in the end
+    assert " frames came while others were in work, and were left out" in capsys.readouterr().err
+    made = camera(True, True, True)
+    made.allow(20)
+    assert main(["detect", "0", "--every-frame"]) == 1
+    out, err = capsys.readouterr()
+    assert "left out" not in err and out.count("nothing found") == 3
+    assert [options["latest"] for options in opened] == [None, False]
+
+
+def test_a_program_may_end_without_closing() -> None:
+    program = """
+import cv2, threading, time
+import edgeyolo
+class Silent:
+    def isOpened(self): return True
+    def get(self, key): return 0.0
+    def set(self, key, value): return False
+    def release(self): pass
+    def read(self):
+        reading.set()
+        time.sleep(600)
+reading = threading.Event()
+cv2.VideoCapture = lambda *given: Silent()
+source = edgeyolo.open(0)
+threading.Thread(target=lambda: next(source), daemon=True).start()
+reading.wait()
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
