@@ -25,7 +25,7 @@ def cuda_ordinal(device: str | int, path: Path) -> int | None:
         hint = " Export it to ONNX first." if suffix in (".pt", ".pth") else ""
         raise EngineError(f"expected an .onnx, .engine or .plan file, found {path.name}.{hint}")
     number: object = device
-    if isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0:  # NumPy's integers too
+    if not isinstance(number, bool) and isinstance(number, Integral) and int(number) >= 0:  # NumPy's integers too
         return int(number)
     if isinstance(device, str):
         name = device.removeprefix("cuda:")
