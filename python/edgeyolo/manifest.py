@@ -73,7 +73,7 @@ def _facts(values: Mapping[str, Any]) -> ModelFacts:
     for text in (values.get("head"), values.get("description")):
         if isinstance(text, str) and "rtdetr" in text.lower().replace("-", ""):
             raise ManifestError(
-                f"expected a YOLO model, found RT-DETR ({text[:60]!r}): it stretches pictures, and answers otherwise"
+                f"expected a YOLO model, found RT-DETR ({text[:60]!r}), which is not supported"
             )
     channels = values.get("channels")
     if channels not in (None, 3):
