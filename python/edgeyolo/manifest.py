@@ -72,9 +72,7 @@ def _facts(values: Mapping[str, Any]) -> ModelFacts:
         raise ManifestError(f"expected a detection model, found task {task!r}; edgeyolo runs detection only")
     for text in (values.get("head"), values.get("description")):
         if isinstance(text, str) and "rtdetr" in text.lower().replace("-", ""):
-            raise ManifestError(
-                f"expected a YOLO model, found RT-DETR ({text[:60]!r}), which is not supported"
-            )
+            raise ManifestError(f"expected a YOLO model, found RT-DETR ({text[:60]!r}), which is not supported")
     channels = values.get("channels")
     if channels not in (None, 3):
         raise ManifestError(f"expected a model for images of 3 channels, found channels={channels!r}")
