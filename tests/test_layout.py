@@ -31,7 +31,7 @@ RANKS = [
     {"_core", "image", "manifest", "head", "opencv", "assets", "device"},
     {"detections", "pictures", "backend", "onnx_network", "published"},
     {"device_detections", "backend_cpu", "backend_engine", "onnx_slot", "video", "draw"},
-    {"session", "engine", "backend_onnx_cuda", "handle", "options", "live"},
+    {"session", "engine", "backend_onnx_cuda", "handle", "options", "live", "lookup"},
     {"source", "onnx_cuda"},
     {"loading"},
     {"detector"},

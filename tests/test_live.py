@@ -172,13 +172,81 @@ def test_a_source_that_is_dropped_ends_its_thread(camera: Callable[..., Camera])
 
 def test_only_what_is_live_has_a_newest_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = write_video(tmp_path / "v.mp4", "mp4v", 5)
-    with pytest.raises(InvalidInput, match="latest=True is for cameras and streams"):
-        edgeyolo.open(clip, latest=True)
+    for options in ({"latest": True}, {"reconnect": 5}):
+        with pytest.raises(InvalidInput, match="latest= and reconnect= are for cameras and streams"):
+            edgeyolo.open(clip, **options)  # type: ignore[arg-type]
+    for wrong in (-1, True, float("nan"), "5"):
+        with pytest.raises(InvalidInput, match="reconnect is a number of seconds"):
+            edgeyolo.open(0, reconnect=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="goes with the newest frame"):
+        edgeyolo.open(0, reconnect=1, latest=False)
     recording = cv2.VideoCapture(str(clip))
     monkeypatch.setattr(cv2, "VideoCapture", lambda *given: recording)
     with pytest.raises(InvalidInput, match=r"http://host/v\.mp4 is a recording of 5 frames"):
         edgeyolo.open("http://host/v.mp4", latest=True)
     assert not recording.isOpened()
+
+
+class Outage:
+    """Cameras one after another: what each gives until it is lost, or the error with which it does not open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *cameras: list[bool] | str) -> None:
+        self.cameras, self.made, self.pauses = list(cameras), list[Camera](), list[float]()
+        monkeypatch.setattr("edgeyolo.source.open_camera", self.open)
+        monkeypatch.setattr("edgeyolo.video.LIVE_PAUSE_S", 0.0)
+        real = threading.Condition.wait_for
+
+        def wait_for(
+            condition: threading.Condition, predicate: Callable[[], bool], timeout: float | None = None
+        ) -> bool:
+            """The pauses between two attempts take no time here."""
+            if threading.current_thread().name != "edgeyolo-live":
+                return real(condition, predicate, timeout)
+            self.pauses.append(timeout or 0.0)
+            return predicate()
+
+        monkeypatch.setattr(threading.Condition, "wait_for", wait_for)
+
+    def open(self, camera: int) -> Camera:
+        script = self.cameras.pop(0) if self.cameras else "nobody answers"
+        if isinstance(script, str):
+            raise SourceError(f"camera {camera}: {script}")
+        self.made.append(Camera(list(script)))
+        self.made[-1].allow(100)
+        return self.made[-1]
+
+
+def test_a_lost_camera_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    outage = Outage(monkeypatch, [True], "no such device", "busy", [True])
+    clock = iter(range(0, 10_000, 5))  # seconds; asked at the begin, for each reading, twice for each attempt
+    source = edgeyolo.open(0, reconnect=40.0)
+    monkeypatch.setattr("edgeyolo.live.monotonic", lambda: float(next(clock)))
+    frames: list[edgeyolo.Frame] = []
+    with pytest.raises(
+        SourceError, match=r"camera 0 is lost: .*; for 40 s it could not be opened again: .*nobody answers$"
+    ):
+        for frame in source:
+            frames.append(frame)
+    texts = [str(frame.error or "a frame") for frame in frames]
+    told = [text for text in texts if "opened again" in text]
+    assert told[:3] == [
+        "camera 0 is lost: 5 reads in a row failed: check its cable or network. It is opened again in 1 s",
+        "camera 0: no such device. It is opened again in 2 s",
+        "camera 0: busy. It is opened again in 4 s",
+    ]
+    assert outage.pauses[:3] == [1.0, 2.0, 4.0] and max(outage.pauses) <= 30.0
+    assert texts.count("a frame") == 2 and source.reconnects == 1
+    assert ended() and [camera.released for camera in outage.made] == [1, 1]
+
+
+def test_a_source_that_is_closed_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    outage = Outage(monkeypatch, [True], "gone")
+    source = edgeyolo.open(0, reconnect=float("inf"))
+    for frame in source:
+        if "nobody answers" in str(frame.error):
+            break
+    source.close()
+    assert ended() and [camera.released for camera in outage.made] == [1] and source.reconnects == 0
 
 
 def test_the_command_tells_what_was_left_out(
@@ -192,6 +260,7 @@ def test_the_command_tells_what_was_left_out(
     def opening(source: Any, **options: Any) -> edgeyolo.Source:
         opened.append(options)
         result = real(source, **options)
+        assert options.pop("reconnect") == 0.0
         if options["latest"] is None:  # before the first frame is asked for, all of them are there
             assert result._newest is not None
             result._newest.dropped = 2
@@ -223,7 +292,7 @@ class Silent:
 reading = threading.Event()
 cv2.VideoCapture = lambda *given: Silent()
 source = edgeyolo.open(0)
-threading.Thread(target=lambda: next(source), daemon=True).start()
+threading.Thread(target=lambda: list(source), daemon=True).start()
 reading.wait()
 print("done")
 """

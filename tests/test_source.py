@@ -50,6 +50,8 @@ def test_a_folder_gives_every_file_in_natural_order(tmp_path: Path) -> None:
         str(tmp_path / name) for name in ("frame2.png", "frame3.png", "frame4.png", "frame10.png")
     ]
     assert len(list(edgeyolo.open(f"{tmp_path}/**/frame3.png"))) == 2
+    (tmp_path / "sub" / "up").symlink_to(tmp_path, target_is_directory=True)
+    assert len(list(edgeyolo.open(f"{tmp_path}/**/frame3.png"))) == 2, "round and round"
     # Who names a file wants it, or to know why not.
     named = list(edgeyolo.open([f"{tmp_path}/n*.txt", tmp_path / "frame2.txt"]))
     assert [frame.error is not None for frame in named] == [True, True]

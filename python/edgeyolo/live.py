@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 from .errors import SourceError
@@ -13,6 +14,7 @@ from .video import Reading, read_live
 __all__ = ["Newest"]
 
 RELEASE_S = 2.0
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost source is opened again
 MOST = 16  # readings that wait: one frame, and errors
 
 
@@ -23,12 +25,14 @@ class Newest:
     later and later. Seconds are those of a frame's arrival. Errors keep their place between the frames.
 
     The capture belongs to this from now on: OpenCV lets one thread at a time have it, so its thread releases it too.
-    dropped: frames that came while the one before was still there.
+    reopen: opens another one, or raises SourceError; a source that is lost is opened again for `patience` seconds, at
+    growing intervals. dropped: frames that came while the one before was still there. reconnects: how often it was lost
+    and found again.
     """
 
-    def __init__(self, capture: Any, name: str) -> None:
-        self.dropped = 0
-        self._capture, self._name = capture, name
+    def __init__(self, capture: Any, name: str, reopen: Callable[[], Any], patience: float = 0.0) -> None:
+        self.dropped = self.reconnects = 0
+        self._capture, self._name, self._reopen, self._patience = capture, name, reopen, patience
         self._waiting: deque[Reading] = deque()
         self._changed = threading.Condition()  # of everything below, and of what waits
         self._stopped = self._over = False
@@ -62,26 +66,64 @@ class Newest:
             self._changed.notify_all()
         if self._thread is None:
             if not begun:
-                self._capture.release()
+                self._let_go()
         elif self._thread is not threading.current_thread():
             self._thread.join(RELEASE_S)
 
     def _read(self) -> None:
         end: SourceError | None = None
+        started = monotonic()
         try:
-            for reading in read_live(self._capture, self._name):
+            while not self._stopped:
+                end = self._read_until_lost(started)
+                if end is not None:
+                    end = self._open_again(end, started)
+                if end is not None:
+                    break
+        except Exception as error:
+            end = SourceError(f"{self._name} failed: {type(error).__name__}: {error}")
+        finally:
+            self._let_go()
+            with self._changed:
+                self._over, self._end = True, end
+                self._changed.notify_all()
+
+    def _read_until_lost(self, started: float) -> SourceError | None:
+        try:
+            for reading in read_live(self._capture, self._name, started):
                 if self._stopped:
                     break
                 self._put(reading)
         except SourceError as error:
-            end = error
-        except Exception as error:
-            end = SourceError(f"{self._name} failed: {type(error).__name__}: {error}")
-        finally:
-            self._capture.release()
+            return error
+        return None
+
+    def _open_again(self, lost: SourceError, started: float) -> SourceError | None:
+        """What the source ends with, or None: it goes on."""
+        self._let_go()
+        if not self._patience:
+            return lost
+        first = lost
+        end, pause = monotonic() + self._patience, PAUSE_S
+        while (left := end - monotonic()) > 0:
+            told = SourceError(f"{lost}. It is opened again in {pause:g} s")
+            self._put((None, monotonic() - started, told))
             with self._changed:
-                self._over, self._end = True, end
-                self._changed.notify_all()
+                if self._changed.wait_for(lambda: self._stopped, min(pause, left)):
+                    break
+            try:
+                self._capture = self._reopen()
+            except SourceError as error:
+                lost, pause = error, min(2 * pause, LONGEST_PAUSE_S)
+            else:
+                self.reconnects += 1
+                return None
+        return SourceError(f"{first}; for {self._patience:g} s it could not be opened again: {lost}")
+
+    def _let_go(self) -> None:
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.release()
 
     def _put(self, reading: Reading) -> None:
         with self._changed:

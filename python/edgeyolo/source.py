@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import errno
-import glob
 import os
 import re
-import stat
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +18,7 @@ from numpy.typing import NDArray
 from .errors import InvalidInput, SourceError
 from .image import as_image
 from .live import Newest
+from .lookup import find_files
 from .pictures import PICTURE_SUFFIXES, as_bgr, picture_format, read_head, read_picture
 from .video import (
     Reading,
@@ -105,6 +102,11 @@ class Source:
         self._frames = self._number(parts)
 
     @property
+    def reconnects(self) -> int:
+        """How often a live source was lost and opened again."""
+        return 0 if self._newest is None else self._newest.reconnects
+
+    @property
     def dropped(self) -> int:
         """Frames of a live source that came while an earlier one was in work, and were left out for the newest one."""
         return 0 if self._newest is None else self._newest.dropped
@@ -147,7 +149,7 @@ class Source:
             self._release()
 
 
-def open(source: Any, *, recursive: bool = False, latest: bool | None = None) -> Source:
+def open(source: Any, *, recursive: bool = False, latest: bool | None = None, reconnect: float = 0.0) -> Source:
     """Opens pictures, videos, cameras, streams or arrays as a `Source` of frames.
 
     source: a file, a folder (its pictures and videos in natural order, without hidden ones), a glob, a list or tuple of
@@ -158,6 +160,8 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None) ->
     latest: whether each frame is the newest one there is, and those that came in the meantime are left out (`dropped`
     counts them). None: so for cameras and for streams that announce no length; False hands out every frame, later and
     later where the consumer is slower than the source.
+    reconnect: seconds for which a camera or stream that is lost is opened again and again, at growing intervals, before
+    SourceError is raised; each attempt is a frame with an error. 0: it is lost at once; inf: for ever.
 
     What a file holds decides, not its name. A file that cannot be read (truncated, empty, text, damaged) is one
     frame with an error, in its place. Raises SourceError where there is nothing to read: a missing file, an empty
@@ -167,14 +171,18 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None) ->
         return source
     if isinstance(source, bytes):
         source = os.fsdecode(source)
+    if isinstance(reconnect, bool) or not isinstance(reconnect, (int, float)) or not reconnect >= 0:
+        raise InvalidInput(f"reconnect is a number of seconds, 0 or more, found {reconnect!r}")
+    if reconnect and latest is False:
+        raise InvalidInput("reconnect= goes with the newest frame: leave latest=False out")
     camera = _as_camera(source)
     if camera is not None:
         name = f"camera {camera}"
-        return _open_capture(name, open_camera(camera), latest)
+        return _open_capture(name, partial(open_camera, camera), latest, reconnect)
     if isinstance(source, str) and _is_address(source):
-        return _open_capture(redacted(source), open_stream(source), latest)
-    if latest:
-        raise InvalidInput("latest=True is for cameras and streams: a file waits for its reader")
+        return _open_capture(redacted(source), partial(open_stream, source), latest, reconnect)
+    if latest or reconnect:
+        raise InvalidInput("latest= and reconnect= are for cameras and streams: a file waits for its reader")
     parts = _parts(source, recursive)
     totals = [part.total for part in parts]
     known = [total for total in totals if total is not None]
@@ -185,14 +193,15 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None) ->
     return made
 
 
-def _open_capture(name: str, capture: Any, latest: bool | None) -> Source:
+def _open_capture(name: str, reopen: Callable[[], Any], latest: bool | None, reconnect: float) -> Source:
+    capture = reopen()
     total = announced_frames(capture) if "://" in name else None
     live = total is None
-    if latest and not live:
+    if (latest or reconnect) and not live:
         capture.release()
-        raise InvalidInput(f"latest=True is for cameras and streams: {name} is a recording of {total} frames")
+        raise InvalidInput(f"latest= and reconnect= are for what is live: {name} is a recording of {total} frames")
     if live and latest is not False:
-        capture = Newest(capture, name)
+        capture = Newest(capture, name, reopen, reconnect)
         readings: Callable[[], Iterator[Reading]] = capture.readings
     else:
         readings = partial(read_live if live else read_remote, capture, name)
@@ -220,7 +229,7 @@ def _is_address(text: str) -> bool:
 
 def _parts(source: Any, recursive: bool) -> list[_Part]:
     if isinstance(source, (str, bytes, os.PathLike)):
-        return [_files_part(*_find_files(os.fsdecode(source), recursive))]
+        return [_files_part(*find_files(os.fsdecode(source), recursive))]
     if isinstance(source, np.ndarray):
         images = list(source) if source.ndim == 4 else [source]
         if not images:
@@ -239,99 +248,6 @@ def _parts(source: Any, recursive: bool) -> list[_Part]:
     if isinstance(source, Iterator):
         return [_Part(partial(_read_iterator, source, recursive), None)]
     raise InvalidInput(f"expected {EXPECTED}; found {type(source).__name__}")
-
-
-def _find_files(text: str, recursive: bool) -> tuple[list[Path], list[Path]]:
-    """The files that a path, folder or glob names, in natural order; and what a folder holds beside them."""
-    if not text:
-        raise InvalidInput(f"the source is an empty text: expected {EXPECTED}")
-    try:
-        return _look_up(text, Path(os.path.expanduser(text)), recursive)
-    except OSError as error:  # no permission, a name too long, a working folder that was removed
-        raise SourceError(f"{_short(text)}: cannot be opened: {error.strerror or error}") from error
-    except ValueError as error:  # a zero byte
-        raise SourceError(f"{_short(text)!r}: no file can have this name: {error}") from error
-
-
-def _look_up(text: str, path: Path, recursive: bool) -> tuple[list[Path], list[Path]]:
-    """As `_find_files`; OSError and ValueError come through."""
-    is_pattern = any(mark in text for mark in "*?[")
-    mode = 0
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        # A pattern may be longer than a name; a link that leads nowhere is told when its turn comes.
-        if not (is_pattern and error.errno == errno.ENAMETOOLONG) and not os.path.lexists(path):
-            raise
-    if stat.S_ISDIR(mode):
-        files = sorted(_list_folder(path, recursive), key=_natural_order)
-        shown = [file for file in files if _may_be_shown(file)]
-        others = set(files) - set(shown)
-        if not shown:
-            inside = "" if recursive else "; recursive=True goes through its subfolders"
-            holds = f"no pictures and no videos, but {len(files)} other files" if files else "no files"
-            raise SourceError(f"{path}: the folder holds {holds} (hidden ones are left out){inside}")
-        return shown, [file for file in files if file in others]
-    if os.path.lexists(path):
-        return [path], []
-    if is_pattern:
-        found = [Path(name) for name in glob.glob(str(path), recursive=True)]
-        files = [file for file in found if not os.path.isdir(file)]
-        if not files:
-            folders = f"; it matches {len(found)} folders, open these instead" if found else ""
-            raise SourceError(f"{text}: no file matches this pattern in {Path.cwd()}{folders}")
-        return sorted(files, key=_natural_order), []
-    raise SourceError(f"{text}: no such file or folder. {_nearby(path)}")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:300]}... ({len(text)} characters)"
-
-
-def _list_folder(folder: Path, recursive: bool) -> list[Path]:
-    files: list[Path] = []
-
-    def fail(error: OSError) -> None:
-        raise SourceError(f"{error.filename}: the folder cannot be read: {error.strerror}") from error
-
-    for at, folders, names in os.walk(folder, onerror=fail):
-        files += [Path(at, name) for name in names if not name.startswith(".")]
-        folders[:] = [name for name in folders if recursive and not name.startswith(".")]
-    return files
-
-
-def _natural_order(path: Path) -> list[tuple[int, int, str]]:
-    """Sorts frame2 before frame10, and folder by folder."""
-    pieces = re.split(r"(\d+)", str(path).casefold().replace(os.sep, "\0"))
-    order = [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece]
-    return [*order, (2, 0, str(path))]
-
-
-def _nearby(path: Path) -> str:
-    if not os.path.isdir(path.parent):
-        return f"The folder {path.parent} does not exist; paths start from {Path.cwd()}"
-    try:
-        names = {other.name.casefold(): other.name for other in path.parent.iterdir()}
-    except OSError as error:
-        return f"The folder {path.parent} cannot be read: {error.strerror}"
-    close = difflib.get_close_matches(path.name.casefold(), names, n=3)
-    if close:
-        return f"Did you mean {', '.join(str(path.with_name(names[name])) for name in close)}?"
-    return f"The folder {path.parent.absolute()} holds {len(names)} other files"
-
-
-def _may_be_shown(file: Path) -> bool:
-    """By its name or its content; what cannot be opened is told when its turn comes."""
-    if file.suffix.lower() in PICTURE_SUFFIXES or is_video(file, b""):
-        return True
-    try:
-        head = read_head(file)
-    except SourceError:
-        # An empty file of another name is a picture's label file without labels, or a marker.
-        return not (file.is_file() and file.stat().st_size == 0)
-    return picture_format(head) is not None or is_video(file, head)
 
 
 def _files_part(files: list[Path], left_out: Iterable[Path] = ()) -> _Part:
@@ -383,7 +299,7 @@ def _read_iterator(items: Iterator[Any], recursive: bool) -> Iterator[Frame]:
             if not isinstance(item, (str, bytes, os.PathLike)):
                 frames: Iterable[Frame] = [_array_frame(as_image(item))]
             else:
-                frames = _read_files(chain(*_find_files(os.fsdecode(item), recursive)))
+                frames = _read_files(chain(*find_files(os.fsdecode(item), recursive)))
         except (InvalidInput, SourceError) as error:
             frames = [_frame((None, None, SourceError(f"an item of the {type(items).__name__}: {error}")))]
         yield from frames

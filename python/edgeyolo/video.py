@@ -165,12 +165,14 @@ def open_stream(address: str) -> Any:
     return capture
 
 
-def read_live(capture: Any, name: str) -> Iterator[Reading]:
-    """The frames of an open camera or stream until it is closed; seconds are a monotonic clock since the first read.
+def read_live(capture: Any, name: str, started: float | None = None) -> Iterator[Reading]:
+    """The frames of an open camera or stream until it is closed; seconds are a monotonic clock since `started`, by
+    default the first read.
 
     A failed read is a reading with an error; after LIVE_TRIES of them in a row SourceError is raised.
     """
-    started = time.monotonic()
+    if started is None:
+        started = time.monotonic()
     failures = 0
     while True:
         ok, image = capture.read()

@@ -33,7 +33,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SourceError
 from ..video import redacted
@@ -48,6 +48,7 @@ from .options import (
     placed,
     positive,
     reading,
+    seconds,
     usable_folder,
 )
 from .output import Progress, progress, say
@@ -79,6 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading(parser)
     text = "of a camera or stream: every frame, later and later where they come faster than they can be looked at"
     add("--every-frame", action="store_true", help=text)
+    text = "open a camera or stream that is lost again, for so many seconds (default 0; inf: for ever)"
+    add("--reconnect", type=seconds, default=0.0, metavar="SECONDS", help=text)
     add("--save", type=usable_folder, metavar="DIR", help="write the drawn pictures and videos there")
     add("--txt", action="store_true", help="write label files beside the saved pictures")
     add("--json", metavar="FILE", help="write every result into one JSON document (- for stdout)")
@@ -122,17 +125,17 @@ def run(args: argparse.Namespace) -> int:
             keeper.lines.begin(len(args.sources))
             for source in args.sources:
                 if not keeper.closed:
-                    detect(source, detector, keeper, latest=False if args.every_frame else None)
+                    detect(source, detector, keeper, live_options(source, args))
     return 1 if keeper.errors else 0
 
 
-def detect(source: str, detector: Detector, keeper: Keeper, latest: bool | None) -> None:
+def detect(source: str, detector: Detector, keeper: Keeper, live: dict[str, Any]) -> None:
     """One SOURCE from its first to its last frame. What cannot be read is told, and the run goes on."""
     import edgeyolo
 
     name = redacted(source)
     try:
-        with edgeyolo.open(source, latest=latest) as frames, contextlib.ExitStack() as stack:
+        with edgeyolo.open(source, **live) as frames, contextlib.ExitStack() as stack:
             stack.callback(tell_dropped, name, frames, keeper)
             keeper.lines.unfold(frames.total)
             if frames.left_out:
@@ -155,6 +158,13 @@ def detect(source: str, detector: Detector, keeper: Keeper, latest: bool | None)
         keeper.end_of_source()
 
 
+def live_options(source: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Of several sources those that are live take them."""
+    if os.path.exists(source) and not source.startswith("/dev/"):
+        return {}
+    return {"latest": False if args.every_frame else None, "reconnect": args.reconnect}
+
+
 def tell_dropped(name: str, frames: Source, keeper: Keeper) -> None:
     if frames.dropped:
         keeper.lines.aside(f"{name}: {frames.dropped} frames came while others were in work, and were left out")
@@ -168,6 +178,8 @@ def left_out(files: Sequence[Path]) -> str:
 
 def check_usage(args: argparse.Namespace) -> None:
     """What can be known before the model is loaded."""
+    if args.every_frame and args.reconnect:
+        raise UsageError("--reconnect goes with the newest frame: leave --every-frame out")
     if args.txt and not args.save:
         raise UsageError("--txt writes label files beside the saved pictures: give --save DIR too")
     if args.json and args.json != "-":

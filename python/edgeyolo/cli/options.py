@@ -24,6 +24,7 @@ __all__ = [
     "placed",
     "positive",
     "reading",
+    "seconds",
     "usable_folder",
 ]
 
@@ -103,6 +104,14 @@ def fraction(text: str) -> float:
         if 0.0 <= (value := float(text)) <= 1.0:
             return value
     raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
+
+
+def seconds(text: str) -> float:
+    """argparse type: a number of seconds, 0 or more; inf is one."""
+    with contextlib.suppress(ValueError):
+        if (value := float(text)) >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number of seconds, 0 or more, found {text!r}")
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
