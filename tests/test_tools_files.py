@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +12,13 @@ from edgeyolo.tools.publish import write_new
 
 
 @pytest.fixture
-def no_room() -> Iterator[None]:
-    """No file may grow beyond 4 KiB: a write fails as on a full disk, with an error that names no file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: what was written does not get there, and the error names no file."""
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
@@ -37,12 +36,13 @@ def umask() -> int:
     return value
 
 
-def test_a_disk_without_room_keeps_the_old_file_and_names_it(tmp_path: Path, no_room: None) -> None:
+def test_a_disk_without_room_keeps_the_old_file_and_names_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path = tmp_path / "log.html"
     write_atomic(path, "old")
+    request.getfixturevalue("no_room")
     with pytest.raises(OSError, match=r"log\.html") as caught:
         write_atomic(path, "x" * 10_000)
-    assert caught.value.filename == str(path) and caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(path) and caught.value.errno == errno.ENOSPC
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     with pytest.raises(OSError, match=r"key\.pem") as caught:
         write_new(tmp_path / "key.pem", bytes(10_000))
