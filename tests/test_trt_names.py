@@ -34,6 +34,12 @@ GPU = {
 }
 
 
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this process found before: a driver is looked for once."""
+    monkeypatch.setattr(engine, "no_gpu", lambda: "")
+
+
 def problems(source: str, versions: tuple[str, ...]) -> list[str]:
     found = []
     for function, name in names_used(source):
