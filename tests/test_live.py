@@ -92,7 +92,7 @@ def test_a_slow_consumer_gets_the_newest_frame(camera: Callable[..., Camera]) ->
         third = next(source)
     shown = [int(frame.image[0, 0, 0]) for frame in (first, second, third) if frame.image is not None]
     assert (shown, source.dropped) == ([1, 5, 6], 3)
-    assert [frame.index for frame in (first, second, third)] == [0, 1, 2]
+    assert [frame.index for frame in (first, second, third)] == [0, 4, 5], "the gap tells how many were left out"
     times = [frame.timestamp or 0.0 for frame in (first, second, third)]
     assert times == sorted(times)
     made.allow(10)
@@ -152,20 +152,67 @@ def test_a_consumer_that_waits_is_woken_by_close(camera: Callable[..., Camera]) 
     waiting = threading.Thread(target=lambda: got.append(list(source)), daemon=True)
     waiting.start()
     made.wait_for(0)
-    source._release()  # what close() does; the generator itself belongs to the thread that is in it
+    source.close()
     waiting.join(30)
     assert got == [[]]
     made.allow()
     assert ended()
 
 
+def test_close_from_another_thread_ends_a_read_of_every_frame(camera: Callable[..., Camera]) -> None:
+    made = camera(True, True, True)
+    source, got = edgeyolo.open(0, latest=False), []
+    reading = threading.Thread(target=lambda: got.append(list(source)), daemon=True)
+    reading.start()
+    made.wait_for(0)
+    source.close()
+    assert made.released == 0, "a thread is inside of it"
+    made.allow()
+    reading.join(30)
+    assert (got, made.released, made.asked) == ([[]], 1, 1)
+
+
+def test_a_frame_behind_errors_is_the_newest_one_too(camera: Callable[..., Camera]) -> None:
+    made = camera(True, *[True, False] * 5, True)
+    with edgeyolo.open(0) as source:
+        made.allow()
+        next(source)
+        made.wait_for(1)
+        made.allow(11)
+        made.wait_for(12)
+        frames = [next(source) for _ in range(6)]
+        assert [frame.error is None for frame in frames] == [False] * 5 + [True]
+        assert [frame.index for frame in frames] == [2, 4, 6, 8, 10, 11] and source.dropped == 5
+    made.allow()
+    assert ended()
+
+
+def test_many_errors_do_not_push_the_frame_out(camera: Callable[..., Camera], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeyolo.video.LIVE_TRIES", 40)
+    made = camera(True, True)
+    with edgeyolo.open(0) as source:
+        made.allow()
+        next(source)
+        made.wait_for(1)
+        made.allow(31)
+        made.wait_for(32)
+        frames = [next(source) for _ in range(16)]
+    assert [frame.error is None for frame in frames] == [True] + [False] * 15
+    assert [frame.index for frame in frames] == [1, *range(17, 32)] and source.dropped == 0
+    made.allow()
+    assert ended()
+
+
 def test_a_source_that_is_dropped_ends_its_thread(camera: Callable[..., Camera]) -> None:
     made = camera(True, True)
-    source = edgeyolo.open(0)
-    made.allow()
-    next(source)
-    del source
-    gc.collect()
+    gc.disable()  # at once, not when the collector comes by
+    try:
+        source = edgeyolo.open(0)
+        made.allow()
+        next(source)
+        del source
+    finally:
+        gc.enable()
     made.allow()
     assert ended() and made.released == 1
 
@@ -222,9 +269,7 @@ def test_a_lost_camera_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     source = edgeyolo.open(0, reconnect=40.0)
     monkeypatch.setattr("edgeyolo.live.monotonic", lambda: float(next(clock)))
     frames: list[edgeyolo.Frame] = []
-    with pytest.raises(
-        SourceError, match=r"camera 0 is lost: .*; for 40 s it could not be opened again: .*nobody answers$"
-    ):
+    with pytest.raises(SourceError, match=r"camera 0 is lost: .*; for 40 s it did not come back: .*nobody answers$"):
         for frame in source:
             frames.append(frame)
     texts = [str(frame.error or "a frame") for frame in frames]
@@ -237,6 +282,18 @@ def test_a_lost_camera_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outage.pauses[:3] == [1.0, 2.0, 4.0] and max(outage.pauses) <= 30.0
     assert texts.count("a frame") == 2 and source.reconnects == 1
     assert ended() and [camera.released for camera in outage.made] == [1, 1]
+
+
+def test_a_server_that_accepts_and_sends_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    outage = Outage(monkeypatch, [True], *[list[bool]()] * 100)
+    source = edgeyolo.open(0, reconnect=400.0)
+    clock = iter(range(0, 1_000_000, 5))
+    monkeypatch.setattr("edgeyolo.live.monotonic", lambda: float(next(clock)))
+    with pytest.raises(SourceError, match="for 400 s it did not come back: camera 0 is lost"):
+        for _ in source:
+            pass
+    assert outage.pauses[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] and outage.cameras
+    assert ended() and {camera.released for camera in outage.made} == {1}
 
 
 def test_a_source_that_is_closed_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

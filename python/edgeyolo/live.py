@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
 from .errors import SourceError
-from .video import Reading, read_live
+from .video import Reading, read_live, redacted
 
 __all__ = ["Newest"]
 
 RELEASE_S = 2.0
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost source is opened again
 MOST = 16  # readings that wait: one frame, and errors
+
+Numbered = tuple[int, Reading]  # the readings that were left out have their numbers too
 
 
 class Newest:
@@ -25,21 +26,25 @@ class Newest:
     later and later. Seconds are those of a frame's arrival. Errors keep their place between the frames.
 
     The capture belongs to this from now on: OpenCV lets one thread at a time have it, so its thread releases it too.
-    reopen: opens another one, or raises SourceError; a source that is lost is opened again for `patience` seconds, at
-    growing intervals. dropped: frames that came while the one before was still there. reconnects: how often it was lost
-    and found again.
+    reopen: opens another one, or raises SourceError; a source that is lost is opened again at growing intervals until a
+    frame comes, for `patience` seconds at the most. dropped: frames that came while the one before was still there.
+    reconnects: how often it was opened again.
     """
 
     def __init__(self, capture: Any, name: str, reopen: Callable[[], Any], patience: float = 0.0) -> None:
         self.dropped = self.reconnects = 0
         self._capture, self._name, self._reopen, self._patience = capture, name, reopen, patience
-        self._waiting: deque[Reading] = deque()
+        self._waiting: list[Numbered] = []
+        self._number = 0
+        # Of the outage, which ends with a frame: a server may accept and send nothing, again and again.
+        self._lost: SourceError | None = None
+        self._give_up, self._pause = 0.0, PAUSE_S
         self._changed = threading.Condition()  # of everything below, and of what waits
         self._stopped = self._over = False
         self._end: SourceError | None = None
         self._thread: threading.Thread | None = None
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[Numbered]:
         """Raises SourceError where the source is lost."""
         with self._changed:
             if self._thread is None and not self._stopped:
@@ -52,7 +57,7 @@ class Newest:
                     self._changed.wait()
                 if not self._waiting:
                     break
-                reading = self._waiting.popleft()
+                reading = self._waiting.pop(0)
             yield reading
         if self._end is not None:
             raise self._end
@@ -81,7 +86,7 @@ class Newest:
                 if end is not None:
                     break
         except Exception as error:
-            end = SourceError(f"{self._name} failed: {type(error).__name__}: {error}")
+            end = SourceError(f"{self._name} failed: {type(error).__name__}: {redacted(str(error))}")
         finally:
             self._let_go()
             with self._changed:
@@ -93,6 +98,8 @@ class Newest:
             for reading in read_live(self._capture, self._name, started):
                 if self._stopped:
                     break
+                if reading[0] is not None:
+                    self._lost = None
                 self._put(reading)
         except SourceError as error:
             return error
@@ -103,9 +110,10 @@ class Newest:
         self._let_go()
         if not self._patience:
             return lost
-        first = lost
-        end, pause = monotonic() + self._patience, PAUSE_S
-        while (left := end - monotonic()) > 0:
+        if self._lost is None:
+            self._lost, self._give_up, self._pause = lost, monotonic() + self._patience, PAUSE_S
+        while (left := self._give_up - monotonic()) > 0:
+            pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
             told = SourceError(f"{lost}. It is opened again in {pause:g} s")
             self._put((None, monotonic() - started, told))
             with self._changed:
@@ -114,11 +122,11 @@ class Newest:
             try:
                 self._capture = self._reopen()
             except SourceError as error:
-                lost, pause = error, min(2 * pause, LONGEST_PAUSE_S)
+                lost = error
             else:
                 self.reconnects += 1
                 return None
-        return SourceError(f"{first}; for {self._patience:g} s it could not be opened again: {lost}")
+        return SourceError(f"{self._lost}; for {self._patience:g} s it did not come back: {lost}")
 
     def _let_go(self) -> None:
         capture, self._capture = self._capture, None
@@ -129,11 +137,12 @@ class Newest:
         with self._changed:
             if self._stopped:
                 return
-            if reading[0] is not None and self._waiting and self._waiting[-1][0] is not None:
-                self._waiting[-1] = reading
-                self.dropped += 1
-            else:
-                self._waiting.append(reading)
-            if len(self._waiting) > MOST:
-                self.dropped += self._waiting.popleft()[0] is not None
+            if reading[0] is not None:  # behind errors too: a camera that fails now and then is not to lag
+                errors = [waiting for waiting in self._waiting if waiting[1][0] is None]
+                self.dropped += len(self._waiting) - len(errors)
+                self._waiting = errors
+            elif len(self._waiting) == MOST:
+                del self._waiting[0 if self._waiting[0][1][0] is None else 1]  # an error rather than the frame
+            self._waiting.append((self._number, reading))
+            self._number += 1
             self._changed.notify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ class Frame:
     """One item of a source: an image, or the error that stands in its place.
 
     image: (H, W, 3) uint8; BGR, or as handed in where arrays were handed in; None where `error` is set.
-    index: position in the source, from 0; errors count too.
+    index: position in the source, from 0; errors count too, and so do frames of a live source that were left out.
     timestamp: seconds from the beginning of a video, or since the first read of a camera; None where there is no
     time: pictures, arrays, and most errors. path: the file that was read, else None.
     from_array: whether the image was handed in as an array (its channels are in the caller's order).
@@ -84,8 +85,8 @@ class Source:
     total: the number of items if known beforehand (a video's is what its container announces), else None.
     live: True for cameras and network streams, which go on while nobody reads.
     left_out: files in folders that are neither picture nor video, by name and by content (labels, notes).
-    close(), the end of a `with` block and the end of the iteration release the device. A source that is left half read
-    keeps nobody waiting.
+    close(), the end of a `with` block, the end of the iteration and the end of the last reference release the device. A
+    source that is left half read keeps nobody waiting.
     """
 
     def __init__(
@@ -95,11 +96,14 @@ class Source:
         self.total = total
         self.live = live
         self.left_out: tuple[Path, ...] = ()
-        self._capture = capture
         self._newest = capture if isinstance(capture, Newest) else None
-        if self._newest is not None:
-            weakref.finalize(self, self._newest.release)  # its thread would go on for a source that nobody has
-        self._frames = self._number(parts)
+        # Called once at the most. At the end of the process only what has a thread is released: another capture may be
+        # inside a read of a thread that goes on.
+        self._release = weakref.finalize(self, _nothing if capture is None else capture.release)
+        self._release.atexit = self._newest is not None
+        self._closed = threading.Event()
+        # Without a reference to self: the last one of the user is the last one.
+        self._frames = _numbered(parts, self._closed, self._release)
 
     @property
     def reconnects(self) -> int:
@@ -128,25 +132,37 @@ class Source:
         return f"<Source {self.name}: {what}>"
 
     def close(self) -> None:
-        """Releases the camera or file. More than once is fine; the iteration ends."""
-        self._frames.close()
-        # A generator that never started runs no `finally`, so the device is released here as well.
-        self._release()
-
-    def _release(self) -> None:
-        if self._capture is not None:
-            self._capture.release()
-            self._capture = None
-
-    def _number(self, parts: Iterable[_Part]) -> Generator[Frame, None, None]:
-        index = 0
+        """Releases the camera or file; the iteration ends. More than once is fine, from any thread: one that is inside
+        a read of a camera, without `latest`, or of a file ends, and releases it, after that read."""
+        self._closed.set()
+        if self._newest is not None:
+            self._release()  # wakes who waits for a frame
         try:
-            for part in parts:
-                for frame in part.read():
-                    yield replace(frame, index=index)
-                    index += 1
-        finally:
-            self._release()
+            self._frames.close()
+        except ValueError:  # another thread runs it, or the one that a signal handler has interrupted
+            return
+        self._release()  # a generator that never started runs no `finally`
+
+
+def _nothing() -> None:
+    """What there is to release where there is no device."""
+
+
+def _numbered(
+    parts: Iterable[_Part], closed: threading.Event, release: Callable[[], object]
+) -> Generator[Frame, None, None]:
+    index = 0
+    try:
+        for part in parts:
+            for frame in part.read():
+                if closed.is_set():
+                    return
+                if frame.index != NO_INDEX:
+                    index = frame.index
+                yield replace(frame, index=index)
+                index += 1
+    finally:
+        release()
 
 
 def open(source: Any, *, recursive: bool = False, latest: bool | None = None, reconnect: float = 0.0) -> Source:
@@ -158,8 +174,8 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None, re
     them; any iterator of arrays or file names.
     recursive: whether folders are gone through with their subfolders.
     latest: whether each frame is the newest one there is, and those that came in the meantime are left out (`dropped`
-    counts them). None: so for cameras and for streams that announce no length; False hands out every frame, later and
-    later where the consumer is slower than the source.
+    counts them, and `index` has gaps). None: so for cameras and for streams that announce no length; False hands out
+    every frame, later and later where the consumer is slower than the source.
     reconnect: seconds for which a camera or stream that is lost is opened again and again, at growing intervals, before
     SourceError is raised; each attempt is a frame with an error. 0: it is lost at once; inf: for ever.
 
@@ -201,11 +217,11 @@ def _open_capture(name: str, reopen: Callable[[], Any], latest: bool | None, rec
         capture.release()
         raise InvalidInput(f"latest= and reconnect= are for what is live: {name} is a recording of {total} frames")
     if live and latest is not False:
-        capture = Newest(capture, name, reopen, reconnect)
-        readings: Callable[[], Iterator[Reading]] = capture.readings
+        newest = capture = Newest(capture, name, reopen, reconnect)
+        part = _Part(lambda: (replace(_frame(reading), index=number) for number, reading in newest.readings()), total)
     else:
         readings = partial(read_live if live else read_remote, capture, name)
-    part = _Part(lambda: (_frame(reading) for reading in readings()), total)
+        part = _Part(lambda: (_frame(reading) for reading in readings()), total)
     return Source(name, [part], total=total, live=live, capture=capture)
 
 
