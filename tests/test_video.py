@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 import edgeyolo
 from edgeyolo import Frame, SourceError
-from edgeyolo.video import redacted
+from edgeyolo.address import redacted
+from edgeyolo.cli import main
 from media import cv2, error_of, write_video
+
+pytest_plugins = ("cli_fixtures",)
 
 
 @pytest.mark.parametrize(("name", "codec"), [("v.mp4", "mp4v"), ("v.avi", "MJPG"), ("v.mkv", "mp4v"), ("v.dat", "")])
@@ -235,7 +238,22 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
             'rtspsrc location=rtsp://u:s!cret@h/1 user-pw="a b" latency=0 ! decodebin ! appsink',
             "rtspsrc location=rtsp://u:***@h/1 user-pw=*** latency=0 ! decodebin ! appsink",
         ),
+        ("rtsp://u:p w@h/1", "rtsp://u:***@h/1"),
+        ("rtsp://u:it's@h/1", "rtsp://u:***@h/1"),
+        ("rtsp://h:554/user=me_password=abc_channel=1.sdp", "rtsp://h:554/user=me_password=***"),
+        ("srt://h:1?passphrase=abc&mode=caller", "srt://h:1?passphrase=***&mode=caller"),
+        ("http://h/?loginuse=me&loginpas=abc", "http://h/?loginuse=me&loginpas=***"),
+        ("https://h/v?X-Amz-Credential=a&X-Amz-Signature=b", "https://h/v?X-Amz-Credential=***&X-Amz-Signature=***"),
+        ("rtsp://proxy/?url=rtsp://u:abc@h/1", "rtsp://proxy/?url=rtsp://u:***@h/1"),
+        ("http://h/?url=rtsp%3A%2F%2Fu%3Aabc%40h", "http://h/?url=rtsp%3A%2F%2F***%40h"),
+        ('rtspsrc location="rtsp://u:p w@h/1" ! appsink', 'rtspsrc location="rtsp://u:***@h/1" ! appsink'),
+        ('a user-pw = "a \\"b" proxy-pw=c ! appsink', "a user-pw = *** proxy-pw=*** ! appsink"),
+        ("rtspsrc location=rtsp://u:abc@h/1 !appsink", "rtspsrc location=rtsp://u:***@h/1 !appsink"),
+        ("rtsp:/u:abc@h/1", "rtsp:/u:***@h/1"),
+        ("rtsp//u:abc@h/1", "rtsp//u:***@h/1"),
+        ("u:abc@h:554/1", "u:***@h:554/1"),
         ("photos/key=3.jpg", "photos/key=3.jpg"),
+        ("photos/12:30@home.jpg", "photos/12:30@home.jpg"),
     ],
 )
 def test_no_password_is_shown(text: str, shown: str) -> None:
@@ -243,10 +261,22 @@ def test_no_password_is_shown(text: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["rtspsrc location=rtsp://u:hush@h/1 ! appsink", "ftp://u:hush@h/v.mp4", "csi://u:hush@h"]
+    "text",
+    [
+        "rtspsrc location=rtsp://u:hush@h/1 ! appsink",
+        "rtspsrc location=rtsp://u:hush@h/1 !appsink",
+        "ftp://u:hush@h/v.mp4",
+        "csi://u:hush@h",
+        "rtsp:/u:hush@h/1",
+        "u:hush@h:554/1",
+    ],
 )
-def test_no_error_tells_a_password(text: str) -> None:
-    for source in (text, [text]):
+def test_no_error_tells_a_password(text: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for source in (text, [text], Path(text)):
         with pytest.raises(edgeyolo.EdgeYoloError) as caught:
             edgeyolo.open(source)
         assert "hush" not in str(caught.value)
+    assert "hush" not in error_of(iter([text]))
+    document = tmp_path / "r.json"
+    assert main(["detect", text, "--model", model, "--json", str(document)]) == 1
+    assert "hush" not in document.read_text() + "".join(capsys.readouterr())

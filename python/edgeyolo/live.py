@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
+from .address import redacted
 from .errors import SourceError
-from .video import Reading, read_live, redacted
+from .video import Reading, read_live
 
 __all__ = ["Newest"]
 

@@ -10,6 +10,7 @@ import re
 import stat
 from pathlib import Path
 
+from .address import redacted
 from .errors import InvalidInput, SourceError
 from .pictures import PICTURE_SUFFIXES, picture_format, read_head
 from .video import is_video
@@ -21,6 +22,12 @@ def find_files(text: str, recursive: bool) -> tuple[list[Path], list[Path]]:
     """The files that a path, folder or glob names, in natural order; and what a folder holds beside them."""
     if not text:
         raise InvalidInput("the source is an empty text: expected a file, a folder, a glob, a camera or an address")
+    shown = redacted(text)
+    if shown != text and not os.path.lexists(text):  # neither the text nor the folders in it are shown
+        raise SourceError(
+            f"{shown}: no such file, and no address of a camera: these begin with rtsp://, http:// or the like and are "
+            "texts, no Paths; the elements of a pipeline have ' ! ' between them; neither is in a list or an iterator"
+        )
     try:
         return _look_up(text, Path(os.path.expanduser(text)), recursive)
     except OSError as error:  # no permission, a name too long, a working folder that was removed

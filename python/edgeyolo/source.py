@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .address import redacted
 from .errors import InvalidInput, SourceError
 from .image import as_image
 from .live import Newest
@@ -31,7 +32,6 @@ from .video import (
     read_live,
     read_remote,
     read_video,
-    redacted,
 )
 
 __all__ = ["Frame", "Source", "open"]

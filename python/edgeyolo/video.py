@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .address import STREAM_SCHEMES, redacted
 from .errors import SourceError
 from .opencv import require_cv2
 
@@ -32,7 +33,6 @@ __all__ = [
     "read_live",
     "read_remote",
     "read_video",
-    "redacted",
 ]
 
 Reading = tuple[NDArray[np.uint8] | None, float | None, SourceError | None]
@@ -44,7 +44,6 @@ VIDEO_SUFFIXES = frozenset({
 })
 # fmt: on
 FASTEST = 10_000.0  # frames a second; above it is a clock (90,000), not a rate
-STREAM_SCHEMES = ("http", "https", "rtmp", "rtmps", "rtp", "rtsp", "rtsps", "srt", "tcp", "udp")
 STREAM_TIMEOUT_MS = 10_000
 READ_TRIES = 3  # of a video file: a failed read that is followed by a good one is one bad frame
 LIVE_TRIES = 5  # of a camera: so many failures in a row, then it is lost
@@ -192,30 +191,6 @@ def announced_frames(capture: Any) -> int | None:
     """How many frames an open capture announces; None for what is live or does not say."""
     count = int(capture.get(require_cv2().CAP_PROP_FRAME_COUNT))
     return count if count > 0 else None  # raw streams give 0 or a large negative number
-
-
-SECRETS = "user-pw|pass(?:word|wd)?|pwd|(?:api[-_]?|access[-_]?)?key|(?:[a-z]+[-_])?token|secret|sig(?:nature)?|auth"
-
-
-def redacted(text: str) -> str:
-    """An address, or a pipeline, without passwords, tokens and keys: for messages and logs. Other texts stay."""
-    if "://" not in text and " ! " not in text:
-        return text
-    text = re.sub(r"(?<=://)[^\s\"']+", lambda found: _without_password(found[0]), text)
-    return re.sub(rf"\b({SECRETS})=(\"[^\"]*\"|'[^']*'|[^\s&;#\"']+)", r"\1=***", text, flags=re.IGNORECASE)
-
-
-def _without_password(rest: str) -> str:
-    """What follows the :// of an address. Cameras take passwords that no address should hold, with @, : and /."""
-    authority = re.split("[/?#]", rest, maxsplit=1)[0]
-    if "@" in authority:
-        before = authority.rindex("@")
-    elif "@" in rest and not re.fullmatch(r"[^:]*(:[0-9]*)?|\[.*", authority):  # no host and port: a / in the password
-        before = rest.rindex("@")
-    else:
-        return rest
-    user, colon, _ = rest[:before].partition(":")
-    return f"{user}{colon}***{rest[before:]}" if colon else rest
 
 
 def _capture_file(path: Path) -> Any:

@@ -35,8 +35,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..address import redacted
 from ..errors import SourceError
-from ..video import redacted
 from .files import JsonDocument
 from .options import (
     UsageError,
@@ -133,7 +133,7 @@ def detect(source: str, detector: Detector, keeper: Keeper, live: dict[str, Any]
     """One SOURCE from its first to its last frame. What cannot be read is told, and the run goes on."""
     import edgeyolo
 
-    name = redacted(source)
+    name = source if os.path.lexists(source) else redacted(source)
     try:
         with edgeyolo.open(source, **live) as frames, contextlib.ExitStack() as stack:
             stack.callback(tell_dropped, name, frames, keeper)
