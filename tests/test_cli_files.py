@@ -72,6 +72,51 @@ def test_a_saved_video_runs_as_fast_as_its_source(
     capture.release()
 
 
+def shades(path: Path) -> list[int]:
+    """The first value of each frame, in steps of 10."""
+    return [round(float(frame.image.mean()) / 10) for frame in edgeyolo.open(path) if frame.image is not None]
+
+
+def written(path: Path, rate: float | None, times: list[float]) -> tuple[VideoFile, list[int]]:
+    video = VideoFile(path, rate)
+    numbers = [video.add(np.full((48, 64, 3), 10 * index, np.uint8), time) for index, time in enumerate(times)]
+    video.close()
+    return video, numbers
+
+
+def test_pictures_are_repeated_where_the_source_pauses(tmp_path: Path) -> None:
+    video, numbers = written(tmp_path / "v.mp4", 10.0, [0.0, 0.1, 0.2, 0.7, 0.75, 0.9, 1.05])
+    assert numbers == [0, 1, 2, 7, 8, 9, 10]
+    assert shades(video.path) == [0, 1, 2, 2, 2, 2, 2, 3, 4, 5, 6] and video.note is None
+
+
+def test_a_video_without_a_rate_takes_it_from_its_first_pictures(tmp_path: Path) -> None:
+    times = [0.0, 0.9, *[1.0 + index / 10 for index in range(8)]]
+    video, numbers = written(tmp_path / "v.mp4", None, [*times, 1.8, 2.2])
+    assert numbers == [*range(10), 10, 14] and len(shades(video.path)) == 15
+
+
+def test_what_is_not_filled_or_late_is_told(tmp_path: Path) -> None:
+    video, numbers = written(tmp_path / "v.mp4", 10.0, [0.0, 0.1, 3600.0, 3600.1])
+    assert numbers == [0, 1, 2, 3] and video.note == f"{video.path}: a gap of more than 10 s in the source left out"
+    video, numbers = written(tmp_path / "w.mp4", 10.0, [index / 20 for index in range(25)])
+    assert numbers == list(range(25))
+    assert video.note == f"{video.path}: it shows 10 frames a second, and they came faster: it ends 1.2 s late"
+
+
+def test_a_recording_of_changing_rate_is_as_long_when_it_is_saved(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers other than MP4 give the usual rate of such a recording, not its mean."""
+    clip, out = write_clip(tmp_path / "a.mp4", "mp4v", 6, 10), tmp_path / "out"
+    times = iter([0.0, 0.1, 0.2, 0.6, 0.7, 1.0])
+    monkeypatch.setattr("edgeyolo.video._seconds", lambda *given: next(times))
+    assert main(["detect", str(clip), "--model", model, "--save", str(out), "--txt", "--quiet"]) == 0
+    monkeypatch.undo()
+    assert len(shades(out / "a.mp4")) == 11
+    assert names(out) == ["a.mp4", *(f"a_{index:06d}.txt" for index in range(11))]
+
+
 @pytest.mark.parametrize("suffix", [".mp4", ".avi", ".mkv", ".mov"])
 def test_a_full_disk_leaves_no_half_video(small_disk: Path, suffix: str) -> None:
     video = VideoFile(small_disk / f"v{suffix}")

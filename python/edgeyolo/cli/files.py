@@ -158,16 +158,21 @@ def rate_of(times: Sequence[float]) -> float | None:
 class VideoFile:
     """An annotated video at a constant rate; it gets its name in close().
 
-    rate: frames a second, that of the source on average; None: from the first timestamps, so the first pictures wait
-    for those that follow.
+    rate: frames a second, as the source's container has it; None: from the first timestamps, so the first pictures wait
+    for those that follow. Where the source pauses or slows down, a picture is repeated until the next one is due: the
+    video takes as long as its source did. None is left out; `note` says how much longer it has become by that.
     """
 
     WAITING = 10
+    LONGEST_GAP_S = 10.0  # filled with repeated pictures: clocks jump, and cameras are away for a night
+    LATE_S = 1.0  # that the end of the video may be late by, without a note
     USUAL_RATE = 25.0  # for a video of one picture, and where timestamps do not advance
 
     def __init__(self, path: Path, rate: float | None = None) -> None:
         self.path, self._rate = path, rate
-        self.count = 0
+        self.count = 0  # with repeated pictures and those that wait
+        self._gaps = 0
+        self._zero = self._late = 0.0  # the time at which the video began, if every picture had been in time; seconds
         self._written = 0  # without those that wait and those that were refused
         with naming(path):
             # FFmpeg chooses the container by the suffix.
@@ -176,17 +181,47 @@ class VideoFile:
             raise EdgeYoloError(f"{path}: OpenCV cannot write to a name that is not UTF-8: rename it")
         self._waiting: list[tuple[Image, float]] = []
         self._size = (0, 0)
+        self._last: Image  # that was written
         self._writer: Any = None
 
-    def add(self, image: Image, timestamp: float) -> None:
-        """image: (H, W, 3) uint8 BGR, of one size throughout. timestamp: seconds."""
-        self.count += 1
-        if self._writer is not None:
-            self._write(image)
-            return
-        self._waiting.append((image, timestamp))
-        if len(self._waiting) == self.WAITING:
-            self._start()
+    def add(self, image: Image, timestamp: float) -> int:
+        """image: (H, W, 3) uint8 BGR, of one size throughout. timestamp: seconds.
+
+        Returns the picture's number in the video, from 0; those since the one before repeat that one.
+        """
+        if self._writer is None:
+            self._waiting.append((image, timestamp))
+            if self._rate is not None or len(self._waiting) == self.WAITING:
+                self._start()
+            self.count += 1
+            return self.count - 1
+        assert self._rate is not None
+        due = (timestamp - self._zero) * self._rate - self.count
+        # Less than a whole step is the rounding of timestamps, or made up for by the next picture.
+        repeats = max(int(due + 1e-6), 0)
+        if repeats > self.LONGEST_GAP_S * self._rate:
+            self._gaps += 1
+            self._zero += repeats / self._rate
+            repeats = 0
+        self._late = -due / self._rate
+        for _ in range(repeats):
+            self._write(self._last)
+        self._write(image)
+        self.count += repeats + 1
+        return self.count - 1
+
+    @property
+    def note(self) -> str | None:
+        """How the video's times differ from its source's, where that is worth a word."""
+        found = []
+        if self._late > self.LATE_S:
+            found.append(
+                f"it shows {self._rate:.4g} frames a second, and they came faster: it ends {self._late:.1f} s late"
+            )
+        if self._gaps:
+            gaps = "a gap" if self._gaps == 1 else f"{self._gaps} gaps"
+            found.append(f"{gaps} of more than {self.LONGEST_GAP_S:g} s in the source left out")
+        return f"{self.path}: {'; '.join(found)}" if found else None
 
     def close(self) -> None:
         """Finishes the file and gives it its name; without a single frame there is no file.
@@ -228,7 +263,9 @@ class VideoFile:
         return found == self._written
 
     def _start(self) -> None:
-        rate = self._rate or rate_of([timestamp for _, timestamp in self._waiting]) or self.USUAL_RATE
+        times = [timestamp for _, timestamp in self._waiting]
+        rate = self._rate = self._rate or rate_of(times) or self.USUAL_RATE
+        self._zero = times[-1] - (len(times) - 1) / rate
         cv2 = require_cv2()
         height, width = self._waiting[0][0].shape[:2]
         self._size = width, height
@@ -247,4 +284,5 @@ class VideoFile:
             found = f"{image.shape[1]}x{image.shape[0]}"
             raise EdgeYoloError(f"{self.path}: the video began at {self._size[0]}x{self._size[1]}, a frame has {found}")
         self._writer.write(image)
+        self._last = image
         self._written += 1

@@ -72,6 +72,8 @@ class Keeper:
     def end_of_source(self) -> None:
         if self.folder is not None:
             self.folder.finish_video()
+            while self.folder.notes:
+                self.lines.aside(self.folder.notes.pop(0))
 
     def report(self) -> None:
         """The last lines, on stderr; none where nothing was tried."""
@@ -134,6 +136,8 @@ class ResultFolder:
         self._taken: set[Path] = set()
         self._video: VideoFile | None = None
         self._video_source: str | None = None
+        self._labels_before = b""  # of a video's last frame: it may be repeated
+        self.notes: list[str] = []  # on finished videos
 
     def add(self, frame: Frame, result: Detections) -> None:
         from .. import draw
@@ -142,9 +146,15 @@ class ResultFolder:
         picture = draw(frame.image, result)
         if is_video(frame):
             video = self._video_for(frame)
-            label = video.path.with_name(f"{video.path.stem}_{video.count:06d}.txt")
             assert frame.timestamp is not None
-            video.add(picture, frame.timestamp)
+            first = video.count
+            number = video.add(picture, frame.timestamp)
+            stem = video.path.stem
+            label = video.path.with_name(f"{stem}_{number:06d}.txt")
+            if self.labels:
+                for repeated in range(first, number):
+                    write_bytes(video.path.with_name(f"{stem}_{repeated:06d}.txt"), self._labels_before)
+                self._labels_before = label_lines(result).encode()
         else:
             suffix, data = self._encode(Path(frame.path or "frame.png"), picture)
             target = self._free_name(Path(frame.path or "frame.png").with_suffix(suffix), frame)
@@ -158,6 +168,8 @@ class ResultFolder:
         video, self._video = self._video, None
         if video is not None:
             video.close()
+            if video.note:
+                self.notes.append(video.note)
 
     def _encode(self, source: Path, picture: Image) -> tuple[str, bytes]:
         """The suffix and the bytes of a picture: its source's format, or PNG where that cannot hold it."""
