@@ -27,7 +27,7 @@ NEVER_IN_RUNTIME = {"torch", "torchvision", "ultralytics", "tensorrt", "onnx", "
 
 # The order of the frame: a module imports only modules of lower rank.
 RANKS = [
-    {"errors", "address"},
+    {"errors", "address", "remote"},
     {"_core", "image", "manifest", "head", "opencv", "assets", "device"},
     {"detections", "pictures", "backend", "onnx_network", "published"},
     {"device_detections", "backend_cpu", "backend_engine", "onnx_slot", "video", "draw"},

@@ -22,6 +22,7 @@ from .image import as_image
 from .live import Newest
 from .lookup import find_files
 from .pictures import PICTURE_SUFFIXES, as_bgr, picture_format, read_head, read_picture
+from .remote import what_answers
 from .video import (
     Reading,
     announced_frames,
@@ -174,8 +175,9 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None, re
     them; any iterator of arrays or file names.
     recursive: whether folders are gone through with their subfolders.
     latest: whether each frame is the newest one there is, and those that came in the meantime are left out (`dropped`
-    counts them, and `index` has gaps). None: so for cameras and for streams that announce no length; False hands out
-    every frame, later and later where the consumer is slower than the source.
+    counts them, and `index` has gaps). None: so for cameras, and for streams that announce no frames and are no file of
+    a web server (of such a file, a connection that is cut while the server goes on answering looks like its end);
+    False hands out every frame, later and later where the consumer is slower than the source.
     reconnect: seconds for which a camera or stream that is lost is opened again and again, at growing intervals, before
     SourceError is raised; each attempt is a frame with an error. 0: it is lost at once; inf: for ever.
 
@@ -196,7 +198,7 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None, re
         name = f"camera {camera}"
         return _open_capture(name, partial(open_camera, camera), latest, reconnect)
     if isinstance(source, str) and _is_address(source):
-        return _open_capture(redacted(source), partial(open_stream, source), latest, reconnect)
+        return _open_capture(redacted(source), partial(open_stream, source), latest, reconnect, source)
     if latest or reconnect:
         raise InvalidInput("latest= and reconnect= are for cameras and streams: a file waits for its reader")
     parts = _parts(source, recursive)
@@ -209,10 +211,15 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None, re
     return made
 
 
-def _open_capture(name: str, reopen: Callable[[], Any], latest: bool | None, reconnect: float) -> Source:
+def _open_capture(
+    name: str, reopen: Callable[[], Any], latest: bool | None, reconnect: float, address: str = ""
+) -> Source:
     capture = reopen()
     total = announced_frames(capture) if "://" in name else None
-    live = total is None
+    # Raw streams announce no frames, nor does MPEG-TS, also in a file. Who asks for what live sources have is right.
+    still_there = partial(what_answers, address) if address.lower().startswith(("http://", "https://")) else None
+    file = total is None and not (latest or reconnect) and still_there is not None and still_there() == "file"
+    live = total is None and not file
     if (latest or reconnect) and not live:
         capture.release()
         raise InvalidInput(f"latest= and reconnect= are for what is live: {name} is a recording of {total} frames")
@@ -220,7 +227,7 @@ def _open_capture(name: str, reopen: Callable[[], Any], latest: bool | None, rec
         newest = capture = Newest(capture, name, reopen, reconnect)
         part = _Part(lambda: (replace(_frame(reading), index=number) for number, reading in newest.readings()), total)
     else:
-        readings = partial(read_live if live else read_remote, capture, name)
+        readings = partial(read_live, capture, name) if live else partial(read_remote, capture, name, still_there)
         part = _Part(lambda: (_frame(reading) for reading in readings()), total)
     return Source(name, [part], total=total, live=live, capture=capture)
 

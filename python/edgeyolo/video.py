@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +110,18 @@ def read_recorded(capture: Any, name: str) -> Generator[Reading, None, int]:
             return frames
 
 
-def read_remote(capture: Any, name: str) -> Iterator[Reading]:
-    """The frames of an open recording behind a network address, and an error where it ends well before its length."""
+def read_remote(capture: Any, name: str, still_there: Callable[[], str] | None = None) -> Iterator[Reading]:
+    """The frames of an open recording behind a network address, and an error where it ends well before its length.
+
+    still_there: asked at the end of a recording that announces no frames, whose loss looks like its end: "nobody" tells
+    that it was one.
+    """
     frames = yield from read_recorded(capture, name)
     count = announced_frames(capture) or 0
-    if frames == 0 or frames < 0.9 * count:  # the count is an estimate, and a lost connection looks like an end
-        yield None, None, SourceError(f"{name} ended after {frames} of about {count} frames: the connection was lost?")
+    of = f" of about {count}" if count else ""
+    short = frames < 0.9 * count  # the count is an estimate, and a lost connection looks like an end
+    if frames == 0 or short or (not count and still_there is not None and still_there() == "nobody"):
+        yield None, None, SourceError(f"{name} ended after {frames}{of} frames: the connection was lost?")
 
 
 def open_camera(camera: int | str) -> Any:
@@ -183,8 +189,14 @@ def read_live(capture: Any, name: str, started: float | None = None) -> Iterator
         failures += 1
         yield None, seconds, SourceError(f"{name}: no frame came ({failures} of {LIVE_TRIES} tries)")
         if failures == LIVE_TRIES:
-            raise SourceError(f"{name} is lost: {failures} reads in a row failed: check its cable or network")
+            raise SourceError(f"{name} is lost: {failures} reads in a row failed: {_why_lost(name)}")
         time.sleep(LIVE_PAUSE_S)
+
+
+def _why_lost(name: str) -> str:
+    if name.lower().startswith(("http://", "https://")):
+        return "its sender has ended it, or the network failed; it announces no length, so these look alike"
+    return "check its cable or network"
 
 
 def announced_frames(capture: Any) -> int | None:
