@@ -289,9 +289,11 @@ def test_a_server_that_accepts_and_sends_nothing_is_given_up(monkeypatch: pytest
     source = edgeyolo.open(0, reconnect=400.0)
     clock = iter(range(0, 1_000_000, 5))
     monkeypatch.setattr("edgeyolo.live.monotonic", lambda: float(next(clock)))
+    texts: list[str] = []
     with pytest.raises(SourceError, match="for 400 s it did not come back: camera 0 is lost"):
-        for _ in source:
-            pass
+        for frame in source:
+            texts.append(str(frame.error or "a frame"))
+    assert texts[0] == "a frame" and len(texts) == 1 + 5 + 1 and "opened again in 1 s" in texts[-1], "told once"
     assert outage.pauses[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] and outage.cameras
     assert ended() and {camera.released for camera in outage.made} == {1}
 

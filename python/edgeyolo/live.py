@@ -39,7 +39,7 @@ class Newest:
         self._number = 0
         # Of the outage, which ends with a frame: a server may accept and send nothing, again and again.
         self._lost: SourceError | None = None
-        self._give_up, self._pause = 0.0, PAUSE_S
+        self._give_up, self._pause, self._told = 0.0, PAUSE_S, ""
         self._changed = threading.Condition()  # of everything below, and of what waits
         self._stopped = self._over = False
         self._end: SourceError | None = None
@@ -101,7 +101,8 @@ class Newest:
                     break
                 if reading[0] is not None:
                     self._lost = None
-                self._put(reading)
+                if self._lost is None:
+                    self._put(reading)
         except SourceError as error:
             return error
         return None
@@ -113,10 +114,13 @@ class Newest:
             return lost
         if self._lost is None:
             self._lost, self._give_up, self._pause = lost, monotonic() + self._patience, PAUSE_S
+            self._told = ""
         while (left := self._give_up - monotonic()) > 0:
             pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
-            told = SourceError(f"{lost}. It is opened again in {pause:g} s")
-            self._put((None, monotonic() - started, told))
+            if str(lost) != self._told:  # once, not all night long
+                self._told = str(lost)
+                told = SourceError(f"{lost}. It is opened again in {pause:g} s")
+                self._put((None, monotonic() - started, told))
             with self._changed:
                 if self._changed.wait_for(lambda: self._stopped, min(pause, left)):
                     break

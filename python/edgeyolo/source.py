@@ -179,7 +179,8 @@ def open(source: Any, *, recursive: bool = False, latest: bool | None = None, re
     a web server (of such a file, a connection that is cut while the server goes on answering looks like its end);
     False hands out every frame, later and later where the consumer is slower than the source.
     reconnect: seconds for which a camera or stream that is lost is opened again and again, at growing intervals, before
-    SourceError is raised; each attempt is a frame with an error. 0: it is lost at once; inf: for ever.
+    SourceError is raised. A frame with an error tells of the loss, another one where the reason changes. 0: it is lost
+    at once; inf: for ever.
 
     What a file holds decides, not its name. A file that cannot be read (truncated, empty, text, damaged) is one
     frame with an error, in its place. Raises SourceError where there is nothing to read: a missing file, an empty
