@@ -172,6 +172,21 @@ def test_close_from_another_thread_ends_a_read_of_every_frame(camera: Callable[.
     assert (got, made.released, made.asked) == ([[]], 1, 1)
 
 
+def test_a_signal_handler_may_close_while_the_thread_starts(
+    camera: Callable[..., Camera], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, start = camera(True), threading.Thread.start
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "edgeyolo-live":
+            source.close()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    source = edgeyolo.open(0)
+    assert list(source) == [] and ended() and (made.released, made.asked) == (1, 0)
+
+
 def test_a_frame_behind_errors_is_the_newest_one_too(camera: Callable[..., Camera]) -> None:
     made = camera(True, *[True, False] * 5, True)
     with edgeyolo.open(0) as source:

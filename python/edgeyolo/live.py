@@ -56,9 +56,10 @@ class Newest:
             with self._changed:
                 while not (self._waiting or self._over or self._stopped):
                     self._changed.wait()
-                if not self._waiting:
+                waiting = self._waiting
+                if not waiting:
                     break
-                reading = self._waiting.pop(0)
+                reading = waiting.pop(0)
             yield reading
         if self._end is not None:
             raise self._end
@@ -68,12 +69,12 @@ class Newest:
         camera that does not answer is not waited for. Any thread may call it, any number of times."""
         with self._changed:
             begun, self._stopped = self._stopped, True
-            self._waiting.clear()
+            self._waiting = []  # another list: a signal handler may be here while its thread takes one from the old
             self._changed.notify_all()
         if self._thread is None:
             if not begun:
                 self._let_go()
-        elif self._thread is not threading.current_thread():
+        elif self._thread is not threading.current_thread() and self._thread.is_alive():  # a signal may come before
             self._thread.join(RELEASE_S)
 
     def _read(self) -> None:
@@ -142,12 +143,13 @@ class Newest:
         with self._changed:
             if self._stopped:
                 return
+            waiting = self._waiting
             if reading[0] is not None:  # behind errors too: a camera that fails now and then is not to lag
-                errors = [waiting for waiting in self._waiting if waiting[1][0] is None]
-                self.dropped += len(self._waiting) - len(errors)
-                self._waiting = errors
-            elif len(self._waiting) == MOST:
-                del self._waiting[0 if self._waiting[0][1][0] is None else 1]  # an error rather than the frame
-            self._waiting.append((self._number, reading))
+                errors = [one for one in waiting if one[1][0] is None]
+                self.dropped += len(waiting) - len(errors)
+                self._waiting = waiting = errors
+            elif len(waiting) == MOST:
+                del waiting[0 if waiting[0][1][0] is None else 1]  # an error rather than the frame
+            waiting.append((self._number, reading))
             self._number += 1
             self._changed.notify()
