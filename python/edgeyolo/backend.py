@@ -37,6 +37,10 @@ class RunOptions:
     agnostic: bool
     allowed: list[int]
 
+    def thresholds(self) -> dict[str, Any]:
+        """Which boxes are results, by the names that the core's classes have for it."""
+        return {key: getattr(self, key) for key in ("conf", "iou", "max_det", "agnostic", "allowed")}
+
 
 class Found(NamedTuple):
     """The objects of one image, as Detections has them. image_size: (width, height)."""

@@ -173,14 +173,7 @@ class CpuBackend:
 
 
 def parts_of(network: Network, options: RunOptions) -> Parts:
-    post = _core.Postprocessor(
-        conf=options.conf,
-        iou=options.iou,
-        max_det=options.max_det,
-        agnostic=options.agnostic,
-        allowed=options.allowed,
-    )
-    return Parts(network, post, _core.LetterboxPool())
+    return Parts(network, _core.Postprocessor(**options.thresholds()), _core.LetterboxPool())
 
 
 class Finished:

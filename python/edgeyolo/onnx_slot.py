@@ -187,11 +187,7 @@ class NetworkSlot:
         head, (height, width) = self._options.head, self._options.imgsz
         options = self._options
         post = _core.Postprocessor(
-            conf=options.conf,
-            iou=options.iou,
-            max_det=options.max_det,
-            agnostic=options.agnostic,
-            allowed=options.allowed,
+            **options.thresholds(),
         )
         outputs = self._open_network().output(shape.binding)
         return [
@@ -230,11 +226,7 @@ class NetworkSlot:
             # The anchors are the columns of a raw head. Without fixed rows finish() is not called.
             rows=plan.tensors.columns if options.head.kind == "raw" else plan.tensors.rows or 1,
             classes=options.classes,
-            conf=options.conf,
-            iou=options.iou,
-            max_det=options.max_det,
-            agnostic=options.agnostic,
-            allowed=options.allowed,
+            **options.thresholds(),
         )
         stream = self._halves.stream
         with _core.CaptureLock():
